@@ -1,0 +1,1 @@
+"""Host software: driver, tiling, adapters, strategies, inputs, command line. May use `plora.sim` and `plora.hw`."""
