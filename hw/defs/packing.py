@@ -1,0 +1,97 @@
+"""Where every value of a device operand lies, so that the PE array can eat one stripe a cycle.
+
+The device operand W (N x K) of y = x W^T is static, so the host packs it once, when it is loaded.
+The layout is a function of (N, K, channels) alone. Host, models and decoder all use `pack_geometry`.
+
+A channel word of 32 lanes holds ``taps`` output rows of ``tap_lanes`` values each (a rank of 8 fills
+the word with four rows). Output rows are dealt over the channels. Where there are fewer rows than
+channels and K is long, K is dealt over ``split`` parts of the channels too, word by word, and the parts' sums
+are merged at the end. With ``part_channels = channels / split``:
+
+    group i, beat t, channel c = g * part_channels + q, tap j, lane l   holds   W[n, k]
+    n = i * group_rows + j * part_channels + q          group_rows = part_channels * taps
+    k = (t * split + g) * tap_lanes + l                 (zero where n >= N or k >= K)
+
+and beat t of group i is stripe ``i * beats + t`` of the operand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plora.hw.defs.config import KEPT_MAX_VALUES, WORD_VALUES, NdpConfig
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Smallest integer not below a / b, for b > 0."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class PackGeometry:
+    """Layout of one packed operand; see the module's description."""
+
+    tap_lanes: int
+    """Lanes of one output row in a word: 8, 16 or 32."""
+    split: int
+    """Parts into which K is dealt over the channels, a power of two."""
+    group_rows: int
+    """Output rows whose sums complete together."""
+    groups: int
+    """Row groups."""
+    beats: int
+    """Stripes of one row group."""
+    stripe_bytes: int
+
+    @property
+    def taps(self) -> int:
+        """Output rows in one word."""
+        return WORD_VALUES // self.tap_lanes
+
+    @property
+    def part_channels(self) -> int:
+        """Channels of one part."""
+        return self.group_rows // self.taps
+
+    @property
+    def stripes(self) -> int:
+        """Stripes of the whole operand: DRAM beats of one pass over it."""
+        return self.groups * self.beats
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the whole operand."""
+        return self.stripes * self.stripe_bytes
+
+
+def pack_geometry(config: NdpConfig, rows: int, columns: int) -> PackGeometry:
+    """Return the layout of a rows x columns device operand (both >= 1).
+
+    A row takes 8, 16 or 32 lanes of a word: the fewest that hold K in one beat, or else 32. K is
+    split only where an operand is too wide to be a kept intermediate's partner, so that a kept
+    operand is always read one word at a time.
+    """
+    tap_lanes = 8 if columns <= 8 else 16 if columns <= 16 else WORD_VALUES
+    split = 1
+    if columns > KEPT_MAX_VALUES:
+        while split < config.channels and rows <= config.channels // (2 * split):
+            split *= 2
+    group_rows = config.channels // split * (WORD_VALUES // tap_lanes)
+    return PackGeometry(
+        tap_lanes=tap_lanes,
+        split=split,
+        group_rows=group_rows,
+        groups=ceil_div(rows, group_rows),
+        beats=ceil_div(columns, tap_lanes * split),
+        stripe_bytes=config.stripe_bytes,
+    )
+
+
+def operand_row_stripes(config: NdpConfig, columns: int) -> int:
+    """Stripes from one row of the GPU operand to the next: every row starts on a stripe of its own."""
+    return ceil_div(columns, config.stripe_values)
+
+
+def result_row_words(rows: int) -> int:
+    """Words from one row of a result (N = ``rows`` values) to the next."""
+    return ceil_div(rows, WORD_VALUES)
