@@ -1,0 +1,105 @@
+"""Reading the data files that describe hardware, models and workloads.
+
+A number in a data file is either bare or a :class:`Fact`, that is a value with its origin::
+
+    hbm_gb_per_s = { value = 3350, status = "verified", source = "data sheet" }
+
+Unknown keys, wrong types, NaN, infinities and numbers out of range are refused with one line that
+names the file and the key.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from plora.hw.defs.errors import UserError
+
+Status = Literal["verified", "secondary", "paper", "derived", "fitted", "choice", "recalled", "user"]
+"""How a value was obtained.
+
+``verified`` read in a primary source; ``secondary`` read in a source that quotes another;
+``paper`` stated in the paper's prose; ``derived`` computed from other values in the file;
+``fitted`` solved from measurements or from a claim (the source says which); ``choice`` nothing
+decides it; ``recalled`` public knowledge that was not looked up; ``user`` a bare number.
+"""
+
+T = TypeVar("T")
+
+
+class Fact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A number, how it was obtained, and where it is from."""
+
+    value: float
+    status: Status
+    source: str
+
+
+Number = Fact | float
+
+
+def fact(number: Number) -> Fact:
+    """Give a bare number the status ``user``."""
+    return number if isinstance(number, Fact) else Fact(float(number), "user", "given without a source")
+
+
+def checked(
+    number: Number,
+    where: str,
+    *,
+    minimum: float = 0.0,
+    maximum: float = math.inf,
+    exclusive: bool = False,
+) -> float:
+    """Return the value of `number` as a float after checking that it is finite and in range.
+
+    `exclusive` refuses the minimum itself. Raises :class:`UserError` naming `where`.
+    """
+    value = float(number.value if isinstance(number, Fact) else number)
+    low = value <= minimum if exclusive else value < minimum
+    if not math.isfinite(value) or low or value > maximum:
+        bound = f"{'above' if exclusive else 'at least'} {minimum:g}"
+        if maximum != math.inf:
+            bound += f" and at most {maximum:g}"
+        raise UserError(f"{where} is {value:g}; give a finite number {bound}")
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; raises :class:`UserError` if it is missing or not TOML."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); check the file and its permissions") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not valid TOML ({error}); mend that line") from None
+
+
+def convert(raw: object, kind: type[T], where: str) -> T:
+    """Convert parsed data to `kind` strictly; raises :class:`UserError` naming `where` and the key."""
+    try:
+        return msgspec.convert(raw, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where}: {error}; mend or remove that key") from None
+
+
+def read_table(path: Path, kind: type[T]) -> dict[str, T]:
+    """Read a TOML file whose top-level tables are all of type `kind`, keyed by name."""
+    return {name: convert(entry, kind, f"{path.name}: [{name}]") for name, entry in read_toml(path).items()}
+
+
+def pick(name: str, known: Mapping[str, T], what: str) -> T:
+    """Look `name` up; raises :class:`UserError` that lists the known names."""
+    try:
+        return known[name]
+    except KeyError:
+        raise UserError(f"unknown {what} {name!r}; known: {', '.join(sorted(known))}") from None
