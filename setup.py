@@ -11,9 +11,7 @@ LAYERS = ("hw", "sim", "sw")
 setup(
     package_dir={f"plora.{layer}": layer for layer in LAYERS},
     packages=[
-        f"plora.{name}"
-        for layer in LAYERS
-        for name in [layer, *(f"{layer}.{sub}" for sub in find_packages(layer))]
+        f"plora.{name}" for layer in LAYERS for name in [layer, *(f"{layer}.{sub}" for sub in find_packages(layer))]
     ],
     package_data={
         "": ["*.toml", "*.json", "*.csv", "*.csv.gz", "*.cpp", "*.h", "*.v", "*.vlt", "py.typed"],

@@ -189,9 +189,7 @@ def _umask() -> int:
 
 def deliver(command: str, version: str, result: Result, *, as_object: bool, out: Path | None) -> None:
     """Print ``result`` on standard output and write it to ``out`` where one was named."""
-    document = json.dumps(
-        {"command": command, "version": version} | as_json(result.data), indent=2, allow_nan=False
-    )
+    document = json.dumps({"command": command, "version": version} | as_json(result.data), indent=2, allow_nan=False)
     if out is not None:
         text = result.text if result.text.endswith("\n") else result.text + "\n"
         # result.json goes last: whoever sees it may rely on the rest being there.
