@@ -16,4 +16,4 @@ def expected_distinct_experts(num_experts: int, experts_per_token: int, tokens: 
         raise UserError(f"experts per token is {experts_per_token}; give 1 to {num_experts}, the number of experts")
     if not tokens >= 0:
         raise UserError(f"tokens is {tokens!r}; give a number of at least 0")
-    return num_experts * (1.0 - (1.0 - experts_per_token / num_experts) ** tokens)
+    return float(num_experts * (1.0 - (1.0 - experts_per_token / num_experts) ** tokens))
