@@ -88,7 +88,7 @@ class WireBytes:
 
 def _packed(slots: CxlFlitData, message: str) -> float:
     """Messages without data per flit when nothing else shares it."""
-    heads = sum(slot.count * getattr(slot, message) for slot in slots.header_slots)
+    heads: int = sum(slot.count * getattr(slot, message) for slot in slots.header_slots)
     return float(heads + slots.generic_slots.count * getattr(slots.generic_slots, message))
 
 
@@ -100,7 +100,7 @@ def _lines(slots: CxlFlitData, message: str) -> float:
     """
     generic = slots.generic_slots.count
     per_slot: int = getattr(slots.generic_slots, message)
-    heads = sum(slot.count * getattr(slot, message) for slot in slots.header_slots)
+    heads: int = sum(slot.count * getattr(slot, message) for slot in slots.header_slots)
     if slots.all_data_flits:
         # 68-byte format: data rolls over into flits whose four slots all hold data, so on average
         # a line costs four slots and its share of one header slot.
@@ -122,12 +122,12 @@ class CxlFlit:
     @cached_property
     def read_lines_per_flit(self) -> float:
         """Lines of read data with their headers in one S2M flit."""
-        return _lines(self.data, "drs")
+        return float(_lines(self.data, "drs"))
 
     @cached_property
     def write_lines_per_flit(self) -> float:
         """Lines of write data with their headers in one M2S flit."""
-        return _lines(self.data, "rwd")
+        return float(_lines(self.data, "rwd"))
 
     @cached_property
     def requests_per_flit(self) -> float:
@@ -183,7 +183,7 @@ class Packet:
     def read_efficiency(self) -> float:
         """Payload share of the raw rate for reads of whole packets."""
         payload = self.data.max_payload_bytes
-        return payload / (payload + checked(self.data.header_bytes, "header_bytes")) * self._line
+        return self._line * payload / (payload + checked(self.data.header_bytes, "header_bytes"))
 
     @property
     def write_efficiency(self) -> float:

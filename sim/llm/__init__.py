@@ -5,13 +5,12 @@ adapter shapes and sizes, `kv` the KV cache, `moe` the expert traffic of a batch
 knows of hardware or time.
 """
 
-from plora.sim.llm.config import ModelConfig, MoeConfig, bundled_models, load_model
+from plora.sim.llm.config import ModelConfig, MoeConfig, WeightsMode, bundled_models, load_model
 from plora.sim.llm.kv import KvDtype, attended_tokens, kv_bytes, kv_bytes_per_token
 from plora.sim.llm.lora import LoraTarget, adapter_bytes, lora_targets
 from plora.sim.llm.moe import expected_distinct_experts
 from plora.sim.llm.shapes import (
     Projection,
-    WeightsMode,
     active_parameters,
     decode_weight_bytes,
     parameters,

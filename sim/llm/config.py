@@ -244,7 +244,7 @@ def parse_model(
     kv_heads = keys.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise UserError(
-            f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; mend one of them"
+            f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; mend one"
         )
     if not keys.has("head_dim") and hidden % heads:
         raise UserError(
