@@ -47,6 +47,8 @@ class ChainState:
     acc_rows: int = 0
     """N of the sums left in the accumulators; 0 if there are none."""
     acc_batch: int = 0
+    acc_split: int = 0
+    """Parts into which K was dealt: sums lie in as many channels, and only sums that lie alike can go on."""
     acc_terms: int = 0
     """Products summed in each of them so far."""
 
@@ -73,7 +75,14 @@ def _static(d: Descriptor, config: NdpConfig, window: QueueWindow) -> Status:
     if d.dtype != DType.FP16:
         return Status.BAD_DTYPE
     held = d.keep != Keep.NONE or d.acc_out
-    if d.source > Source.CHAIN or d.keep > Keep.APPEND or (held and not d.chain) or (d.keep and d.acc_out):
+    if (
+        d.source > Source.CHAIN
+        or d.keep > Keep.APPEND
+        or (held and not d.chain)
+        or (d.keep and d.acc_out)
+        # The new intermediate would overwrite the words that later row groups still read.
+        or (d.source == Source.KEPT and d.keep == Keep.NEW)
+    ):
         return Status.BAD_FLAGS
     if d.reserved:
         return Status.BAD_RESERVED
@@ -118,7 +127,11 @@ def _follows(d: Descriptor, config: NdpConfig, chain: ChainState) -> bool:
     n, k, b = d.device_rows, d.device_columns, d.gpu_rows
     if bool(d.acc_in) != bool(chain.acc_rows):
         return False
-    if d.acc_in and ((n, b) != (chain.acc_rows, chain.acc_batch) or chain.acc_terms + k > config.accumulator.max_terms):
+    split = pack_geometry(config, n, k).split
+    if d.acc_in and (
+        (n, b, split) != (chain.acc_rows, chain.acc_batch, chain.acc_split)
+        or chain.acc_terms + k > config.accumulator.max_terms
+    ):
         return False
     if d.source == Source.KEPT and (b, k) != (chain.kept_rows, chain.kept_columns):
         return False
@@ -149,7 +162,8 @@ def check(d: Descriptor, config: NdpConfig, window: QueueWindow, chain: ChainSta
     elif d.keep == Keep.APPEND:
         after = replace(after, kept_columns=chain.kept_columns + n)
     if d.acc_out:
-        after = replace(after, acc_rows=n, acc_batch=b, acc_terms=chain.acc_terms + k)
+        split = pack_geometry(config, n, k).split
+        after = replace(after, acc_rows=n, acc_batch=b, acc_split=split, acc_terms=chain.acc_terms + k)
     else:
-        after = replace(after, acc_rows=0, acc_batch=0, acc_terms=0)
+        after = replace(after, acc_rows=0, acc_batch=0, acc_split=0, acc_terms=0)
     return Verdict(Status.OK, after if d.chain else ChainState())
