@@ -1,6 +1,7 @@
-"""What a descriptor must satisfy, as one pure function: the specification of the RTL decoder.
+"""What a descriptor and a queue's registers must satisfy, as pure functions: the specification of the RTL.
 
-`check` is used by the functional device as it stands; tests hold the decoder to it bit by bit.
+`check` (the decoder) and `ring_setup_allowed` (the queue engine's answer to an enable) are used by the
+functional device as they stand; tests hold the RTL to them bit by bit.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from plora.hw.defs.config import (
 )
 from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source, Type
 from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
-from plora.hw.defs.queue import RESULT_OFFSET, operand_offset
+from plora.hw.defs.queue import (
+    MAX_DEPTH,
+    MAX_SLOT_LOG2,
+    MIN_DEPTH,
+    MIN_SLOT_LOG2,
+    RESULT_OFFSET,
+    operand_offset,
+)
 from plora.hw.defs.status import Status
 
 
@@ -64,6 +72,32 @@ class Verdict:
 def in_window(address: int, size_bytes: int, base: int, limit: int, memory_bytes: int) -> bool:
     """True if ``[address, address + size_bytes)`` lies in ``[base, limit)`` and in memory. No sum can wrap."""
     return base <= address < limit <= memory_bytes and size_bytes <= limit - address
+
+
+@dataclass(frozen=True)
+class RingSetup:
+    """The registers of one queue that an enable (CTRL bit 0 from 0 to 1) judges."""
+
+    base: int
+    limit: int
+    depth: int
+    submission_base: int
+    submission_slot_log2: int
+    result_base: int
+    result_slot_log2: int
+
+
+def ring_setup_allowed(config: NdpConfig, setup: RingSetup) -> bool:
+    """True if a queue may be enabled with ``setup``: sizes in range, rings aligned and wholly in its window."""
+    slots = (setup.submission_slot_log2, setup.result_slot_log2)
+    if not (MIN_DEPTH <= setup.depth <= MAX_DEPTH and all(MIN_SLOT_LOG2 <= s <= MAX_SLOT_LOG2 for s in slots)):
+        return False
+    if setup.submission_base % config.stripe_bytes or setup.result_base % WORD_BYTES:
+        return False
+    return all(
+        in_window(address, setup.depth << slot_log2, setup.base, setup.limit, 1 << config.dpa_bits)
+        for address, slot_log2 in zip((setup.submission_base, setup.result_base), slots, strict=True)
+    )
 
 
 def _static(d: Descriptor, config: NdpConfig, window: QueueWindow) -> Status:
