@@ -6,6 +6,7 @@ are those of AXI, so that AXI tools find them by prefix.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
@@ -27,6 +28,23 @@ MSIX_DATA_BITS = 32
 
 CLOCK, RESET = "clk", "rst"
 HOST_BUS, MMIO_BUS, INTERRUPT_STREAM = "s_mem", "s_io", "msix"
+
+
+class Burst(IntEnum):
+    """How the address moves within an AXI burst."""
+
+    FIXED = 0
+    INCR = 1
+    WRAP = 2
+
+
+class Resp(IntEnum):
+    """AXI response. Bit 1 is set in both errors."""
+
+    OKAY = 0
+    EXOKAY = 1
+    SLVERR = 2
+    DECERR = 3
 
 
 class Member(NamedTuple):

@@ -3,27 +3,10 @@
 from __future__ import annotations
 
 from amaranth.hdl import unsigned
-from amaranth.lib import data, enum, stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.ports import MSIX_ADDRESS_BITS, MSIX_DATA_BITS, Member, axi4_lite_members, axi4_members
-
-
-class Burst(enum.Enum, shape=2):
-    """How the address moves within a burst."""
-
-    FIXED = 0
-    INCR = 1
-    WRAP = 2
-
-
-class Resp(enum.Enum, shape=2):
-    """Response code. Bit 1 is set in both errors."""
-
-    OKAY = 0
-    EXOKAY = 1
-    SLVERR = 2
-    DECERR = 3
 
 
 def _flat(members: tuple[Member, ...]) -> dict[str, wiring.Member]:
