@@ -1,0 +1,1 @@
+"""The PE array: FP16 products, exact fixed-point sums, one rounding. Numeric contract: docs/numerics.md."""

@@ -1,0 +1,1 @@
+"""Bit-exact functions of the core's arithmetic, in numpy."""
