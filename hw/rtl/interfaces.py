@@ -37,6 +37,8 @@ def fetched_layout(config: NdpConfig) -> data.StructLayout:
             # Not to be executed, for this reason, decided by the queue engine (CHAIN_BROKEN,
             # CHAIN_ABORTED, MEMORY_ERROR on the slot); OK otherwise.
             "verdict": STATUS_BITS,
+            # First stripe of the operand and first line of the result: the offsets within their
+            # slots are already added.
             "operand_address": word_address_bits(config),
             "result_address": word_address_bits(config),
             "base": 64,
