@@ -151,7 +151,7 @@ def gemm_grid(x: Fp16Array, w: Fp16Array, accumulator: AccumulatorConfig) -> Gri
                 chunk = steps_of_x[b : b + batch, None, k : k + columns]
                 steps = chunk * part
                 if np.abs(chunk).max(initial=0.0) * largest >= 1.0:
-                    clip = np.greater_equal(np.abs(steps), 2.0**accumulator.product_bits)
+                    clip = np.abs(steps) >= 2.0**accumulator.product_bits
                     clipped[here] |= clip.any(axis=2)
                     positive[here] |= (clip & (steps > 0)).any(axis=2)
                     negative[here] |= (clip & (steps < 0)).any(axis=2)
@@ -184,8 +184,8 @@ def _special_terms(x: Fp16Array, w: Fp16Array) -> tuple[BoolArray, BoolArray, Bo
         return np.asarray(counts > 0)
 
     infinity = np.float16(np.inf)
-    nan = np.isnan(x).any(axis=1)[:, None] | np.isnan(w).any(axis=1)[None, :]
-    nan = nan | meet(np.isinf(x), w == 0) | meet(x == 0, np.isinf(w))
+    no_number = np.isnan(x).any(axis=1, keepdims=True) | np.isnan(w).any(axis=1, keepdims=True).T
+    nan = no_number | meet(np.isinf(x), w == 0) | meet(x == 0, np.isinf(w))
     positive = meet(x == infinity, w > 0) | meet(x == -infinity, w < 0)
     positive |= meet(x > 0, w == infinity) | meet(x < 0, w == -infinity)
     negative = meet(x == infinity, w < 0) | meet(x == -infinity, w > 0)
