@@ -21,7 +21,7 @@ from plora.hw.defs.errors import UserError
 
 
 class Type(IntEnum):
-    """What kind of request. Loads and stores never come as descriptors; the codes exist because the paper names them."""
+    """What kind of request. Loads and stores never come as descriptors: the paper names them, so they have codes."""
 
     NONE = 0
     LOAD = 1
@@ -151,7 +151,8 @@ class Descriptor:
             value = int(getattr(self, field.name))
             if not 0 <= value < 1 << field.width:
                 raise UserError(
-                    f"descriptor field {field.name} is {value}: it has {field.width} bits, 0 ... {(1 << field.width) - 1}"
+                    f"descriptor field {field.name} is {value}: it has {field.width} bits,"
+                    f" 0 ... {(1 << field.width) - 1}"
                 )
             bits |= value << field.offset
         return bits.to_bytes(DESCRIPTOR_BYTES, "little")
@@ -181,9 +182,10 @@ class Descriptor:
 
         flags = [name for name in ("chain", "acc_in", "acc_out") if getattr(self, name)]
         return (
-            f"{named('type')} {named('op')} {named('dtype')} x[{self.gpu_rows}x{self.gpu_columns}] ({self.gpu_bytes} B, "
-            f"{named('source')}) W[{self.device_rows}x{self.device_columns}] ({self.device_bytes} B at "
-            f"{self.device_address:#x}) keep={named('keep')}" + (f" {' '.join(flags)}" if flags else "")
+            f"{named('type')} {named('op')} {named('dtype')} x[{self.gpu_rows}x{self.gpu_columns}]"
+            f" ({self.gpu_bytes} B, {named('source')}) W[{self.device_rows}x{self.device_columns}]"
+            f" ({self.device_bytes} B at {self.device_address:#x}) keep={named('keep')}"
+            + (f" {' '.join(flags)}" if flags else "")
         )
 
 

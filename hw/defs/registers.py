@@ -2,7 +2,8 @@
 
 Global registers start at 0, the block of queue q at ``QUEUE_BASE + q * QUEUE_STRIDE``. 64-bit values
 are two registers, low half first. Reads of absent addresses give 0; writes to absent or read-only
-registers are ignored.
+registers are ignored. A register is written whole: a write of some of its bytes only is refused with
+SLVERR and changes nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ MMIO_BITS = 16
 ID_VALUE = 0x41524C50
 """Reads as the bytes ``PLRA``."""
 INTERFACE_VERSION = 1
+
+RESET_CHAIN_TIMEOUT = 1 << 20
+"""CHAIN_TIMEOUT after reset: a millisecond at 1 GHz."""
+RESET_POLL_INTERVAL = 64
+"""POLL_INTERVAL after reset, about one access to memory."""
+MAX_BACKOFF_LOG2 = 7
+"""An empty slot is looked at every POLL_INTERVAL cycles, then every 2, 4 ... up to ``2**MAX_BACKOFF_LOG2`` as many."""
 
 
 class Access(StrEnum):
@@ -48,7 +56,12 @@ GLOBAL: tuple[Register, ...] = (
     Register("CONTROL", 0x010, Access.RW, "bit 0: writing 1 clears the counters; reads as 0"),
     Register("STATUS", 0x014, Access.RO, "bit 0: work is under way"),
     Register("CHAIN_TIMEOUT", 0x018, Access.RW, "cycles to wait for the next descriptor of a chain"),
-    Register("POLL_INTERVAL", 0x01C, Access.RW, "cycles between two looks at a slot whose valid word was not there"),
+    Register(
+        "POLL_INTERVAL",
+        0x01C,
+        Access.RW,
+        "cycles between the first looks at a slot whose valid word was not there; then in doubling steps",
+    ),
     Register("CYCLES_LO", 0x040, Access.RO, "clock cycles since the counters were cleared, low half"),
     Register("CYCLES_HI", 0x044, Access.RO, "high half"),
     Register("BEATS", 0x048, Access.RO, "stripes that the PE array multiplied"),
@@ -67,7 +80,8 @@ QUEUE: tuple[Register, ...] = (
         "CTRL",
         0x00,
         Access.RW,
-        "bit 0 enable, bit 1 interrupt on completion (both at any time); 1 to 0 of bit 0 drops the queue's work",
+        "bit 0 enable, bit 1 interrupt on completion (both at any time); 1 to 0 of bit 0 drops the queue's work: "
+        "what is under way ends without a completion, and the queue can be enabled again once QSTATUS bit 1 is 0",
     ),
     Register("QSTATUS", 0x04, Access.RO, "bit 0 enabled, bit 1 a descriptor is under way"),
     Register("PASID", 0x08, Access.RW, "bits 19:0: the process to which the queue is bound"),
