@@ -1,0 +1,264 @@
+"""A small top with the outer ports of the device: stores and loads pass through to memory, registers remember.
+
+It lets the test bench be tested without the device: s_mem goes straight to the channel that holds the
+line, one access at a time; s_io is a file of 16 registers. Writing register 15 sends an interrupt; writing
+the index of one of `FAULTS` to register 14 makes the top break that rule, so that a test sees it noticed.
+"""
+
+from __future__ import annotations
+
+from amaranth import Array, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Cat
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+FAULTS = (
+    "none",
+    "withdraw_ar",
+    "change_aw",
+    "change_w",
+    "cross_4k",
+    "narrow",
+    "wlast",
+    "beyond_memory",
+    "unaligned",
+    "fixed_burst",
+    "wrong_bid",
+    "rlast",
+    "assertion",
+    "hang",
+)
+
+FAULT_REGISTER, INTERRUPT_REGISTER = 14, 15
+
+
+def axi4(id_bits: int) -> wiring.Signature:
+    """AXI4 with 512 data bits, members under their AXI names, seen from the master."""
+    return wiring.Signature(
+        {
+            "awid": Out(id_bits),
+            "awaddr": Out(48),
+            "awlen": Out(8),
+            "awsize": Out(3),
+            "awburst": Out(2),
+            "awvalid": Out(1),
+            "awready": In(1),
+            "wdata": Out(512),
+            "wstrb": Out(64),
+            "wlast": Out(1),
+            "wvalid": Out(1),
+            "wready": In(1),
+            "bid": In(id_bits),
+            "bresp": In(2),
+            "bvalid": In(1),
+            "bready": Out(1),
+            "arid": Out(id_bits),
+            "araddr": Out(48),
+            "arlen": Out(8),
+            "arsize": Out(3),
+            "arburst": Out(2),
+            "arvalid": Out(1),
+            "arready": In(1),
+            "rid": In(id_bits),
+            "rdata": In(512),
+            "rresp": In(2),
+            "rlast": In(1),
+            "rvalid": In(1),
+            "rready": Out(1),
+        }
+    )
+
+
+AXI4_LITE = wiring.Signature(
+    {
+        "awaddr": Out(16),
+        "awprot": Out(3),
+        "awvalid": Out(1),
+        "awready": In(1),
+        "wdata": Out(32),
+        "wstrb": Out(4),
+        "wvalid": Out(1),
+        "wready": In(1),
+        "bresp": In(2),
+        "bvalid": In(1),
+        "bready": Out(1),
+        "araddr": Out(16),
+        "arprot": Out(3),
+        "arvalid": Out(1),
+        "arready": In(1),
+        "rdata": In(32),
+        "rresp": In(2),
+        "rvalid": In(1),
+        "rready": Out(1),
+    }
+)
+
+MSIX = data.StructLayout({"address": 64, "data": 32})
+
+
+class Passthrough(wiring.Component):
+    """The test top; see the module's docstring."""
+
+    def __init__(self, channels: int) -> None:
+        self._channels = channels
+        super().__init__(
+            {
+                **{f"m_axi_{i}": Out(axi4(4)) for i in range(channels)},
+                "s_mem": In(axi4(8)),
+                "s_io": In(AXI4_LITE),
+                "msix": Out(stream.Signature(MSIX)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        registers = [Signal(32, name=f"register_{i}") for i in range(16)]
+        faulty = {fault: registers[FAULT_REGISTER] == index for index, fault in enumerate(FAULTS)}
+        self._memory_path(m, faulty)
+        self._registers(m, registers)
+        m.d.comb += Assert(~faulty["assertion"])
+        return m
+
+    def _memory_path(self, m: Module, faulty: dict[str, Value]) -> None:
+        s = self.s_mem
+        bits = (self._channels - 1).bit_length()
+        ports = [getattr(self, f"m_axi_{i}") for i in range(self._channels)]
+
+        # Writes: keep address and data, offer both to the channel, pass the response back.
+        address, identity = Signal(48), Signal(8)
+        line, strobe = Signal(512), Signal(64)
+        have_address, have_data, sent_address, sent_data = Signal(), Signal(), Signal(), Signal()
+        channel = address[6 : 6 + bits] if bits else Const(0)
+        local = Cat(Const(0, 6), address[6 + bits :])
+        age = Signal(8)
+        busy = have_address & have_data
+        m.d.comb += [s.awready.eq(~have_address), s.wready.eq(~have_data)]
+        with m.If(s.awvalid & s.awready):
+            m.d.sync += [address.eq(s.awaddr), identity.eq(s.awid), have_address.eq(1)]
+        with m.If(s.wvalid & s.wready):
+            m.d.sync += [line.eq(s.wdata), strobe.eq(s.wstrb), have_data.eq(1)]
+        with m.If(busy):
+            m.d.sync += age.eq(age + 1)
+        finished = Signal()
+        chosen_b = Array([port.bvalid for port in ports])[channel]
+        chosen_resp = Array([port.bresp for port in ports])[channel]
+        answered, response = Signal(), Signal(2)
+        m.d.comb += [
+            s.bvalid.eq(answered),
+            s.bid.eq(identity ^ faulty["wrong_bid"]),
+            s.bresp.eq(response),
+            finished.eq(answered & s.bready),
+        ]
+        with m.If(chosen_b & busy & ~answered):
+            m.d.sync += [answered.eq(1), response.eq(chosen_resp)]
+        with m.If(finished):
+            m.d.sync += [
+                Cat(have_address, have_data, sent_address, sent_data, answered).eq(0),
+                age.eq(0),
+            ]
+        for i, port in enumerate(ports):
+            mine = busy & (channel == i)
+            m.d.comb += [
+                port.awid.eq(i),
+                port.awaddr.eq(local),
+                port.awlen.eq(faulty["cross_4k"]),
+                port.awsize.eq(Mux(faulty["narrow"], 5, 6)),
+                port.awburst.eq(~faulty["fixed_burst"]),
+                port.awvalid.eq(mine & ~sent_address & ~faulty["hang"]),
+                port.wdata.eq(line ^ Mux(faulty["change_w"], age, 0)),
+                port.wstrb.eq(strobe),
+                port.wlast.eq(~faulty["wlast"]),
+                port.wvalid.eq(mine & ~sent_data),
+                port.bready.eq(mine & ~answered),
+            ]
+            with m.If(faulty["cross_4k"]):
+                m.d.comb += port.awaddr.eq(4032)
+            with m.If(faulty["beyond_memory"]):
+                m.d.comb += port.awaddr.eq(1 << 40)
+            with m.If(faulty["unaligned"]):
+                m.d.comb += port.awaddr.eq(local + 8)
+            with m.If(faulty["change_aw"]):
+                m.d.comb += port.awaddr.eq(Mux(age[0], local, 0))
+            with m.If(port.awvalid & port.awready):
+                m.d.sync += sent_address.eq(1)
+            with m.If(port.wvalid & port.wready):
+                m.d.sync += sent_data.eq(1)
+
+        # Reads, the same.
+        read_address, read_id = Signal(48), Signal(8)
+        read_line, read_response = Signal(512), Signal(2)
+        reading, read_sent, read_done = Signal(), Signal(), Signal()
+        read_age = Signal(8)
+        read_channel = read_address[6 : 6 + bits] if bits else Const(0)
+        m.d.comb += [
+            s.arready.eq(~reading),
+            s.rvalid.eq(read_done),
+            s.rid.eq(read_id),
+            s.rdata.eq(read_line),
+            s.rresp.eq(read_response),
+            s.rlast.eq(~faulty["rlast"]),
+        ]
+        with m.If(s.arvalid & s.arready):
+            m.d.sync += [read_address.eq(s.araddr), read_id.eq(s.arid), reading.eq(1), read_age.eq(0)]
+        with m.If(reading):
+            m.d.sync += read_age.eq(read_age + 1)
+        with m.If(s.rvalid & s.rready):
+            m.d.sync += Cat(reading, read_sent, read_done).eq(0)
+        for i, port in enumerate(ports):
+            mine = reading & (read_channel == i)
+            offered = mine & ~read_sent
+            m.d.comb += [
+                port.arid.eq(i),
+                port.araddr.eq(Cat(Const(0, 6), read_address[6 + bits :])),
+                port.arsize.eq(6),
+                port.arburst.eq(1),
+                port.arvalid.eq(offered & ~(faulty["withdraw_ar"] & read_age[0])),
+                port.rready.eq(mine & ~read_done),
+            ]
+            with m.If(port.arvalid & port.arready):
+                m.d.sync += read_sent.eq(1)
+            with m.If(port.rvalid & port.rready):
+                m.d.sync += [read_line.eq(port.rdata), read_response.eq(port.rresp), read_done.eq(1)]
+
+    def _registers(self, m: Module, signals: list[Signal]) -> None:
+        s = self.s_io
+        registers = Array(signals)
+        have_address, have_data, answered = Signal(), Signal(), Signal()
+        address, value = Signal(16), Signal(32)
+        m.d.comb += [
+            s.awready.eq(~have_address),
+            s.wready.eq(~have_data),
+            s.bvalid.eq(answered),
+            # Registers beyond the file answer with DECERR.
+            s.bresp.eq(Mux(address[6:] == 0, 0, 3)),
+        ]
+        with m.If(s.awvalid & s.awready):
+            m.d.sync += [address.eq(s.awaddr), have_address.eq(1)]
+        with m.If(s.wvalid & s.wready):
+            m.d.sync += [value.eq(s.wdata), have_data.eq(1)]
+        with m.If(have_address & have_data & ~answered):
+            m.d.sync += answered.eq(1)
+            with m.If(address[6:] == 0):
+                m.d.sync += registers[address[2:6]].eq(value)
+        with m.If(s.bvalid & s.bready):
+            m.d.sync += Cat(have_address, have_data, answered).eq(0)
+
+        reading, read_address = Signal(), Signal(16)
+        m.d.comb += [
+            s.arready.eq(~reading),
+            s.rvalid.eq(reading),
+            s.rdata.eq(registers[read_address[2:6]]),
+        ]
+        with m.If(s.arvalid & s.arready):
+            m.d.sync += [reading.eq(1), read_address.eq(s.araddr)]
+        with m.If(s.rvalid & s.rready):
+            m.d.sync += reading.eq(0)
+
+        with m.If(s.bvalid & s.bready & (address == 4 * INTERRUPT_REGISTER)):
+            m.d.sync += [
+                self.msix.valid.eq(1),
+                self.msix.payload.data.eq(value),
+                self.msix.payload.address.eq(0x1234_5678_9ABC_DEF0),
+            ]
+        with m.Elif(self.msix.ready):
+            m.d.sync += self.msix.valid.eq(0)
