@@ -15,7 +15,7 @@ WORKERS ?= 2
 # Generated Verilog must not depend on the hash seed; see hw/build/verilog.py.
 export PYTHONHASHSEED := 0
 
-.PHONY: help run test lint format doctor clean distclean
+.PHONY: help run test lint format type-links doctor clean distclean
 
 help:
 	@echo "make run        set up, run the default system study and one adapter through the RTL (results in out/)"
@@ -33,7 +33,7 @@ test: $(VENV)/.ready-test
 	@mkdir -p build
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --junitxml build/test-results.xml
 
-lint: $(VENV)/.ready-test build/types/plora
+lint: $(VENV)/.ready-test type-links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy build/types/plora tests
@@ -46,9 +46,9 @@ doctor: $(VENV)/.ready-rtl
 	@$(BIN)/plora doctor
 
 # Type checkers cannot follow the mapping of plora.hw to hw/ (pyproject.toml, [tool.mypy]); links can.
-build/types/plora:
+type-links:
 	@mkdir -p build/types/plora
-	@for layer in hw sim sw; do ln -sfn ../../../$$layer build/types/plora/$$layer; done
+	@for layer in hw sim sw synth; do ln -sfn ../../../$$layer build/types/plora/$$layer; done
 
 clean:
 	rm -rf build out .pytest_cache .ruff_cache .mypy_cache .hypothesis
