@@ -1,4 +1,4 @@
-"""Maps the folders hw/, sim/ and sw/ to the import packages plora.hw, plora.sim and plora.sw.
+"""Maps the folders hw/, sim/, sw/ and synth/ to the import packages plora.hw, plora.sim, plora.sw and plora.synth.
 
 The tables in pyproject.toml can only discover packages whose folder and import name agree, or list
 them by hand; computing the list here means that a new folder with an ``__init__.py`` is found.
@@ -6,7 +6,7 @@ them by hand; computing the list here means that a new folder with an ``__init__
 
 from setuptools import find_packages, setup
 
-LAYERS = ("hw", "sim", "sw")
+LAYERS = ("hw", "sim", "sw", "synth")
 
 setup(
     package_dir={f"plora.{layer}": layer for layer in LAYERS},
