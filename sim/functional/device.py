@@ -1,0 +1,336 @@
+"""The device as one object: registers, rings and core over a sparse memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plora.hw.defs.config import PE_ROWS, NdpConfig
+from plora.hw.defs.descriptor import Descriptor
+from plora.hw.defs.errors import UserError
+from plora.hw.defs.legality import QueueWindow, RingSetup, ring_setup_allowed
+from plora.hw.defs.queue import LINE_BYTES, VALID_OFFSET, Completion, valid_word
+from plora.hw.defs.registers import (
+    GLOBAL,
+    ID_VALUE,
+    INTERFACE_VERSION,
+    QUEUE,
+    QUEUE_BASE,
+    QUEUE_STRIDE,
+    RESET_CHAIN_TIMEOUT,
+    RESET_POLL_INTERVAL,
+    Access,
+    global_offset,
+)
+from plora.hw.defs.status import Status
+from plora.sim.functional.core import FunctionalCore, Outcome
+from plora.sim.functional.memory import MemoryFault, SparseMemory
+from plora.sim.functional.posted import PostedWrites
+
+_GLOBAL_BY_OFFSET = {register.offset: register for register in GLOBAL}
+_QUEUE_BY_OFFSET = {register.offset: register for register in QUEUE}
+_ENABLE, _INTERRUPT = 1, 2
+_COUNT_MASK = 0xFFFF
+_COUNTERS = ("BEATS", "SPAN", "WORDS_READ", "WORDS_WRITTEN", "DESCRIPTORS", "ERRORS")
+_ANY_TIME = ("CTRL", "DOORBELL", "CQ_HEAD")
+
+
+@dataclass
+class _Queue:
+    """One queue: its registers as written, and its state since it was enabled."""
+
+    registers: dict[str, int] = field(
+        default_factory=lambda: {r.name: 0 for r in QUEUE if r.access is Access.RW and r.name not in _ANY_TIME}
+    )
+    control: int = 0
+    taken: int = 0
+    """Completions that the host has taken since enabling (not reduced)."""
+    done: int = 0
+    """Descriptors fetched, executed and completed since enabling (not reduced)."""
+    errors: int = 0
+    in_chain: bool = False
+    """The descriptor before had its chain flag set: the next belongs to the same chain."""
+    next_verdict: Status = Status.OK
+    """Why the rest of the chain is not to be executed: CHAIN_BROKEN or CHAIN_ABORTED."""
+
+    def wide(self, name: str) -> int:
+        """A 64-bit value that is two registers."""
+        return self.registers[f"{name}_HI"] << 32 | self.registers[f"{name}_LO"]
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.control & _ENABLE)
+
+    @property
+    def setup(self) -> RingSetup:
+        slots = self.registers["SLOTS"]
+        return RingSetup(
+            base=self.wide("BASE"),
+            limit=self.wide("LIMIT"),
+            depth=self.registers["DEPTH"],
+            submission_base=self.wide("SQ_BASE"),
+            submission_slot_log2=slots & 0x1F,
+            result_base=self.wide("CQ_BASE"),
+            result_slot_log2=slots >> 8 & 0x1F,
+        )
+
+
+class FunctionalDevice:
+    """A `plora.hw.defs.port.DevicePort` that computes exactly and takes no time over it.
+
+    Work is done inside `wait` and before every register read, until no queue can go on; an enabled
+    queue whose next slot is not valid, or whose completion ring is full, waits. While a chain waits for
+    its next descriptor all other queues wait too, at most CHAIN_TIMEOUT cycles, as on the device.
+
+    Cycle figures are those of a perfect memory: ``cycles`` of a completion, BEATS and SPAN are one per
+    stripe and pair of GPU rows, the STALL registers are zero, CYCLES counts the cycles waited.
+
+    Parameters:
+        config: sizes of the device.
+        memory_bytes: size of its memory, a multiple of the stripe size (default: all addresses that
+            ``config.dpa_bits`` can name). Memory is sparse: size costs nothing.
+        reorder_seed: None, or the seed with which posted writes are delayed and shuffled until a fence.
+        fill: value of memory bytes that were never written.
+
+    Raises:
+        UserError: ``memory_bytes`` is not a multiple of the stripe size or more than can be addressed.
+    """
+
+    def __init__(
+        self,
+        config: NdpConfig,
+        memory_bytes: int | None = None,
+        *,
+        reorder_seed: int | None = None,
+        fill: int = 0,
+    ) -> None:
+        limit = 1 << config.dpa_bits
+        size = limit if memory_bytes is None else memory_bytes
+        if not 0 < size <= limit or size % config.stripe_bytes:
+            raise UserError(
+                f"device memory of {size} bytes: {config.name!r} takes a multiple of {config.stripe_bytes}, at most"
+                f" {limit}"
+            )
+        self.config = config
+        self.memory = SparseMemory(size, fill)
+        self.messages: list[tuple[int, int]] = []
+        """Interrupts sent: address and data of each."""
+        self._core = FunctionalCore(config, self.memory)
+        self._queues = [_Queue() for _ in range(config.queues)]
+        self._globals = {"CHAIN_TIMEOUT": RESET_CHAIN_TIMEOUT, "POLL_INTERVAL": RESET_POLL_INTERVAL}
+        self._counters = dict.fromkeys(_COUNTERS, 0)
+        self._cycles = 0
+        self._chain_queue: int | None = None
+        self._chain_deadline = 0
+        self._next_queue = 0
+        self._posted = PostedWrites(self._host_write, self._apply_mmio, reorder_seed)
+
+    # --- the port ---------------------------------------------------------------------------
+
+    def hdm_write(self, address: int, data: bytes) -> None:
+        """Store ``data`` (posted). Raises UserError beyond memory."""
+        if address < 0 or address + len(data) > self.memory.size_bytes:
+            raise UserError(
+                f"HDM write of {len(data)} bytes at {address:#x}: memory ends at {self.memory.size_bytes:#x}"
+            )
+        self._posted.hdm(address, bytes(data))
+
+    def hdm_read(self, address: int, size_bytes: int) -> bytes:
+        """Load ``size_bytes`` bytes. Raises UserError beyond memory."""
+        try:
+            return self._posted.overlay(address, self.memory.read(address, size_bytes))
+        except MemoryFault as error:
+            raise UserError(f"HDM read of {error}") from None
+
+    def hdm_fence(self) -> None:
+        """Let every earlier HDM write land."""
+        self._posted.fence()
+
+    def mmio_write(self, offset: int, value: int) -> None:
+        """Write a 32-bit register (posted)."""
+        self._posted.mmio(offset, value & 0xFFFF_FFFF)
+
+    def mmio_read(self, offset: int) -> int:
+        """Read a 32-bit register, after letting the device go on."""
+        self._posted.drain_mmio()
+        self._work()
+        if offset >= QUEUE_BASE:
+            return self._read_queue(*divmod(offset - QUEUE_BASE, QUEUE_STRIDE))
+        return self._read_global(offset)
+
+    def wait(self, cycles: int) -> None:
+        """Let ``cycles`` pass; work is done at once, chain timeouts count these cycles."""
+        end = self._cycles + max(0, cycles)
+        while True:
+            self._work()
+            while self._posted.land_some():
+                self._work()
+            if self._chain_queue is None or self._chain_deadline > end:
+                break
+            self._cycles = max(self._cycles, self._chain_deadline)
+            self._queues[self._chain_queue].next_verdict = Status.CHAIN_BROKEN
+            self._chain_queue = None
+        self._cycles = end
+
+    def _host_write(self, address: int, data: bytes) -> None:
+        try:
+            self.memory.write(address, data)
+        except MemoryFault as error:
+            raise UserError(f"HDM write of {error}") from None
+
+    # --- registers --------------------------------------------------------------------------
+
+    def _read_global(self, offset: int) -> int:
+        register = _GLOBAL_BY_OFFSET.get(offset)
+        if register is None:
+            return 0
+        config = self.config
+        constants = {
+            "ID": ID_VALUE,
+            "INTERFACE": INTERFACE_VERSION,
+            "CAPS": config.channels | PE_ROWS << 8 | config.queues << 16 | config.dpa_bits << 24,
+            "BUFFERS": _log2(config.input_buffer_bytes)
+            | _log2(config.dram_buffer_bytes) << 8
+            | _log2(config.output_buffer_bytes) << 16,
+            "STATUS": int(self._chain_queue is not None),
+            "CYCLES_LO": self._cycles & 0xFFFF_FFFF,
+            "CYCLES_HI": self._cycles >> 32 & 0xFFFF_FFFF,
+        }
+        values = constants | self._globals | self._counters
+        return values.get(register.name, 0) & 0xFFFF_FFFF
+
+    def _read_queue(self, index: int, offset: int) -> int:
+        register = _QUEUE_BY_OFFSET.get(offset)
+        if register is None or index >= len(self._queues):
+            return 0
+        queue = self._queues[index]
+        live = {
+            "CTRL": queue.control,
+            "QSTATUS": int(queue.enabled) | 2 * (self._chain_queue == index),
+            "DOORBELL": 0,
+            "CQ_HEAD": queue.taken & _COUNT_MASK,
+            "SQ_HEAD": queue.done & _COUNT_MASK,
+            "CQ_TAIL": queue.done & _COUNT_MASK,
+            "QERRORS": queue.errors,
+        }
+        return (live | queue.registers).get(register.name, 0) & 0xFFFF_FFFF
+
+    def _apply_mmio(self, offset: int, value: int) -> None:
+        if offset >= QUEUE_BASE:
+            self._write_queue(*divmod(offset - QUEUE_BASE, QUEUE_STRIDE), value)
+        elif offset == global_offset("CONTROL"):
+            if value & 1:
+                self._counters = dict.fromkeys(_COUNTERS, 0)
+                self._shift_time()
+        else:
+            register = _GLOBAL_BY_OFFSET.get(offset)
+            if register is not None and register.name in self._globals:
+                self._globals[register.name] = value
+
+    def _shift_time(self) -> None:
+        self._chain_deadline -= self._cycles
+        self._cycles = 0
+
+    def _write_queue(self, index: int, offset: int, value: int) -> None:
+        register = _QUEUE_BY_OFFSET.get(offset)
+        if register is None or index >= len(self._queues):
+            return
+        queue = self._queues[index]
+        if register.name == "CTRL":
+            self._control(index, value)
+        elif register.name == "CQ_HEAD":
+            newly_taken = (value - queue.taken) & _COUNT_MASK
+            if value <= _COUNT_MASK and newly_taken <= queue.done - queue.taken:
+                queue.taken += newly_taken
+            else:
+                queue.errors += 1
+        elif register.name in queue.registers and not queue.enabled:
+            queue.registers[register.name] = value
+
+    def _control(self, index: int, value: int) -> None:
+        queue = self._queues[index]
+        enable = bool(value & _ENABLE)
+        if enable and not queue.enabled:
+            if not ring_setup_allowed(self.config, queue.setup):
+                queue.errors += 1
+                enable = False
+            queue.taken = queue.done = 0
+            queue.in_chain, queue.next_verdict = False, Status.OK
+        elif not enable and self._chain_queue == index:
+            self._chain_queue = None
+        queue.control = value & _INTERRUPT | int(enable)
+
+    # --- work -------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Serve the queues in turn until none can go on."""
+        idle = 0
+        while idle < len(self._queues):
+            index = self._next_queue if self._chain_queue is None else self._chain_queue
+            if self._serve(index):
+                idle = 0
+            elif self._chain_queue is not None:
+                return
+            else:
+                idle += 1
+            self._next_queue = (index + 1) % len(self._queues)
+
+    def _serve(self, index: int) -> bool:
+        """Execute the next descriptor of a queue if there is one and its completion has room."""
+        queue = self._queues[index]
+        if not queue.enabled or queue.done - queue.taken >= queue.registers["DEPTH"]:
+            return False
+        setup = queue.setup
+        ring_pass, slot = divmod(queue.done, setup.depth)
+        valid = valid_word(queue.registers["PASS"] + ring_pass)
+        submission_slot = setup.submission_base + (slot << setup.submission_slot_log2)
+        result_slot = setup.result_base + (slot << setup.result_slot_log2)
+        try:
+            line = self.memory.read(submission_slot, LINE_BYTES)
+        except MemoryFault:
+            return False
+        if int.from_bytes(line[VALID_OFFSET:], "little") != valid:
+            return False
+        d = Descriptor.unpack(line)
+        if queue.next_verdict is Status.OK:
+            window = QueueWindow(setup.base, setup.limit, 1 << setup.submission_slot_log2, 1 << setup.result_slot_log2)
+            outcome = self._core.execute(d, window, submission_slot, result_slot, first=not queue.in_chain)
+        else:
+            outcome = Outcome(queue.next_verdict)
+        self._complete(index, d, outcome, result_slot, valid)
+        return True
+
+    def _complete(self, index: int, d: Descriptor, outcome: Outcome, result_slot: int, valid: int) -> None:
+        queue = self._queues[index]
+        completion = Completion(outcome.status, outcome.numeric, outcome.result_bytes, outcome.cycles, d, valid)
+        try:
+            self.memory.write(result_slot, completion.pack())
+        except MemoryFault:
+            queue.errors += 1
+        queue.done += 1
+        queue.in_chain = bool(d.chain)
+        self._chain_queue = None
+        if not d.chain:
+            queue.next_verdict = Status.OK
+        elif outcome.status is not Status.OK:
+            queue.next_verdict = Status.CHAIN_ABORTED
+        else:
+            self._chain_queue = index
+            self._chain_deadline = self._cycles + self._globals["CHAIN_TIMEOUT"]
+        if queue.control & _INTERRUPT:
+            address = queue.wide("MSIX_ADDRESS")
+            self.messages.append((address, queue.registers["MSIX_DATA"]))
+        failed = outcome.status is not Status.OK
+        queue.errors += failed
+        for name, amount in (
+            ("BEATS", outcome.cycles),
+            ("SPAN", outcome.cycles),
+            ("WORDS_READ", outcome.words_read),
+            ("WORDS_WRITTEN", outcome.words_written),
+            ("DESCRIPTORS", 1),
+            ("ERRORS", int(failed)),
+        ):
+            self._counters[name] += amount
+
+
+def _log2(size: int) -> int:
+    return size.bit_length() - 1

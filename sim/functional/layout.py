@@ -1,0 +1,93 @@
+"""The layouts of `plora.hw.defs.packing` and `plora.hw.defs.queue` as numpy array operations.
+
+Matrices are numpy arrays of FP16 values (or of their bit patterns, ``uint16``); packed bytes are
+little-endian. Nothing here looks at a value: any two-byte type may be moved.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from plora.hw.defs.config import VALUE_BYTES, WORD_BYTES, NdpConfig
+from plora.hw.defs.errors import UserError
+from plora.hw.defs.packing import operand_row_stripes, pack_geometry, result_row_words
+
+Matrix = npt.NDArray[np.float16]
+_BITS = np.dtype("<u2")
+
+
+def _bits(matrix: npt.NDArray[Any], what: str) -> npt.NDArray[np.uint16]:
+    if matrix.ndim != 2 or 0 in matrix.shape or matrix.dtype.itemsize != VALUE_BYTES:
+        raise UserError(f"{what} is a {matrix.dtype} array of shape {matrix.shape}; give a matrix of FP16 values")
+    return matrix.view(np.uint16)
+
+
+def pack_operand(matrix: npt.NDArray[Any], config: NdpConfig) -> bytes:
+    """Return the device operand ``matrix`` (N x K) as it lies in memory, padding zero.
+
+    Raises:
+        UserError: ``matrix`` is not a non-empty matrix of two-byte values.
+    """
+    bits = _bits(matrix, "device operand")
+    rows, columns = bits.shape
+    g = pack_geometry(config, rows, columns)
+    padded = np.zeros((g.groups * g.group_rows, g.beats * g.split * g.tap_lanes), dtype=_BITS)
+    padded[:rows, :columns] = bits
+    # Row n = (group, tap, channel of the part), column k = (beat, part, lane).
+    axes = padded.reshape(g.groups, g.taps, g.part_channels, g.beats, g.split, g.tap_lanes)
+    return axes.transpose(0, 3, 4, 2, 1, 5).tobytes()
+
+
+def unpack_operand(data: bytes, config: NdpConfig, rows: int, columns: int) -> Matrix:
+    """Return the rows x columns matrix that `pack_operand` made into ``data``.
+
+    Raises:
+        UserError: ``data`` has not the size of such an operand.
+    """
+    g = pack_geometry(config, rows, columns)
+    if len(data) != g.packed_bytes:
+        raise UserError(f"a packed {rows} x {columns} operand has {g.packed_bytes} bytes, not {len(data)}")
+    axes = np.frombuffer(data, dtype=_BITS).reshape(g.groups, g.beats, g.split, g.part_channels, g.taps, g.tap_lanes)
+    padded = axes.transpose(0, 4, 3, 1, 2, 5).reshape(g.groups * g.group_rows, g.beats * g.split * g.tap_lanes)
+    return np.ascontiguousarray(padded[:rows, :columns]).view(np.float16)
+
+
+def gpu_operand_bytes(matrix: npt.NDArray[Any], config: NdpConfig) -> bytes:
+    """Return the GPU operand ``matrix`` (B x K) as it lies in a submission slot: each row on its own stripe.
+
+    Raises:
+        UserError: ``matrix`` is not a non-empty matrix of two-byte values.
+    """
+    bits = _bits(matrix, "GPU operand")
+    rows, columns = bits.shape
+    padded = np.zeros((rows, operand_row_stripes(config, columns) * config.stripe_values), dtype=_BITS)
+    padded[:, :columns] = bits
+    return padded.tobytes()
+
+
+def gpu_operand_from_bytes(data: bytes, config: NdpConfig, rows: int, columns: int) -> Matrix:
+    """Return the rows x columns matrix that `gpu_operand_bytes` made into ``data``."""
+    padded = np.frombuffer(data, dtype=_BITS).reshape(rows, operand_row_stripes(config, columns) * config.stripe_values)
+    return np.ascontiguousarray(padded[:, :columns]).view(np.float16)
+
+
+def result_bytes(result: npt.NDArray[Any]) -> bytes:
+    """Return a result (B x N) as it lies in a result slot: rows of whole words, their tails zero.
+
+    Raises:
+        UserError: ``result`` is not a non-empty matrix of two-byte values.
+    """
+    bits = _bits(result, "result")
+    rows, columns = bits.shape
+    padded = np.zeros((rows, result_row_words(columns) * (WORD_BYTES // VALUE_BYTES)), dtype=_BITS)
+    padded[:, :columns] = bits
+    return padded.tobytes()
+
+
+def result_from_bytes(data: bytes, rows: int, columns: int) -> Matrix:
+    """Return the rows x columns result that `result_bytes` made into ``data``."""
+    padded = np.frombuffer(data, dtype=_BITS).reshape(rows, result_row_words(columns) * (WORD_BYTES // VALUE_BYTES))
+    return np.ascontiguousarray(padded[:, :columns]).view(np.float16)
