@@ -1,0 +1,343 @@
+"""The decoder: judges a descriptor and turns a legal one into work. `plora.hw.defs.legality` in hardware."""
+
+from __future__ import annotations
+
+from amaranth.hdl import C, Cat, Module, Mux, Signal, Value, unsigned
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from plora.hw.defs.config import (
+    DOT_LANES,
+    KEPT_MAX_VALUES,
+    KEPT_ROW_WORDS,
+    PE_ROWS,
+    VALUE_BYTES,
+    WORD_BYTES,
+    WORD_VALUES,
+    NdpConfig,
+)
+from plora.hw.defs.descriptor import DType, Keep, Op, Source, Type, field
+from plora.hw.defs.queue import RESULT_OFFSET, operand_offset
+from plora.hw.defs.status import Status
+from plora.hw.rtl.core.job import Destination, channel_bits, decoded_layout, max_group_rows
+from plora.hw.rtl.core.multiplier import SequentialMultiplier, multiply_steps
+from plora.hw.rtl.interfaces import STATUS_BITS, fetched_layout
+from plora.hw.rtl.pe.array import TAP_BITS, split_bits
+
+DIMENSION_BITS = field("device_rows").width
+ADDRESS_BITS = field("device_address").width
+WORD_VALUES_LOG2 = WORD_VALUES.bit_length() - 1
+MAX_TAPS_LOG2 = 2
+
+
+def log2(power: int) -> int:
+    """Return log2 of ``power``, which must be a power of two."""
+    if power < 1 or power & (power - 1):
+        raise ValueError(f"{power!r} is not a power of two")
+    return power.bit_length() - 1
+
+
+def chain_state_layout(config: NdpConfig) -> data.StructLayout:
+    """`plora.hw.defs.legality.ChainState`, field by field."""
+    return data.StructLayout(
+        {
+            "kept_rows": DIMENSION_BITS,
+            "kept_columns": KEPT_MAX_VALUES.bit_length(),
+            "operand_rows": DIMENSION_BITS,
+            "operand_columns": DIMENSION_BITS,
+            "acc_rows": DIMENSION_BITS,
+            "acc_batch": DIMENSION_BITS,
+            "acc_split": split_bits(config),
+            "acc_terms": config.accumulator.max_terms.bit_length(),
+        }
+    )
+
+
+def geometry_layout(config: NdpConfig) -> data.StructLayout:
+    """What follows from the dimensions and the window without a product. Terms of `plora.hw.defs.packing`.
+
+    ``room`` is the signed distance from the operand's address to the end of the window.
+    """
+    rows = unsigned(max_group_rows(config).bit_length())
+    return data.StructLayout(
+        {
+            "taps_log2": TAP_BITS,
+            "split_log2": split_bits(config),
+            "groups": DIMENSION_BITS,
+            "beats": DIMENSION_BITS,
+            "tail": (WORD_VALUES * config.channels).bit_length(),
+            "group_rows": rows,
+            "last_rows": rows,
+            "row_stripes": DIMENSION_BITS,
+            "row_words": DIMENSION_BITS,
+            "pairs": DIMENSION_BITS,
+            "room": ADDRESS_BITS + 1,
+            "above_base": 1,
+            "limit_exists": 1,
+        }
+    )
+
+
+products_layout = data.StructLayout(
+    {name: 2 * DIMENSION_BITS for name in ("operand_values", "operand_stripes", "result_words", "stripes")}
+)
+"""Values of the GPU operand, stripes of it, words of the result, stripes of the device operand."""
+
+
+class Decoder(wiring.Component):
+    """Gives every descriptor the status of `plora.hw.defs.legality.check`, and work to the legal ones.
+
+    It follows the chain: what its earlier descriptors left on the device, and whether one of them was
+    refused, after which the rest is CHAIN_ABORTED. A verdict of the queue engine stands as it is.
+
+    A descriptor takes `cycles` cycles, most of them spent on four products that are made two bits at a
+    time. That is hidden behind the execution of the descriptors before it.
+
+    Ports:
+        input: from the instruction buffer; the descriptor is taken when its outcome is.
+        output: see `plora.hw.rtl.core.job`.
+    """
+
+    def __init__(self, config: NdpConfig) -> None:
+        self._config = config
+        super().__init__(
+            {
+                "input": In(stream.Signature(fetched_layout(config))),
+                "output": Out(stream.Signature(decoded_layout(config))),
+            }
+        )
+
+    @property
+    def cycles(self) -> int:
+        """Cycles from one outcome to the next where neither side waits."""
+        return multiply_steps(DIMENSION_BITS) + 5
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        config = self._config
+        fetched = self.input.payload
+        d = fetched.descriptor
+
+        geometry = Signal(geometry_layout(config), reset_less=True)
+        m.d.sync += geometry.eq(self._geometry(m, fetched))
+
+        products = Signal(products_layout)
+        start = Signal()
+        done = []
+        for name, (a, b) in {
+            "operand_values": (d.device_columns, d.gpu_rows),
+            "operand_stripes": (geometry.row_stripes, d.gpu_rows),
+            "result_words": (geometry.row_words, d.gpu_rows),
+            "stripes": (geometry.beats, geometry.groups),
+        }.items():
+            m.submodules[f"multiply_{name}"] = multiplier = SequentialMultiplier(DIMENSION_BITS)
+            m.d.comb += [
+                multiplier.a.eq(a),
+                multiplier.b.eq(b),
+                multiplier.start.eq(start),
+                products[name].eq(multiplier.product),
+            ]
+            done.append(multiplier.done)
+
+        # What the descriptor before this one left, and what this one finds.
+        left = Signal(chain_state_layout(config))
+        chain = Signal(chain_state_layout(config))
+        aborted = Signal()
+        with m.If(~fetched.first):
+            m.d.comb += chain.eq(left)
+
+        faults = Signal(len(Status), reset_less=True)
+        status = Signal(STATUS_BITS, reset_less=True)
+        verdict = Signal()
+        m.d.comb += verdict.eq(fetched.verdict != Status.OK)
+        m.d.sync += faults.eq(self._faults(fetched, geometry, products, chain))
+
+        with m.FSM():
+            with m.State("GEOMETRY"):
+                with m.If(self.input.valid):
+                    m.next = "MULTIPLY"
+            with m.State("MULTIPLY"):
+                m.d.comb += start.eq(1)
+                m.next = "WAIT"
+            with m.State("WAIT"):
+                with m.If(Cat(done).all()):
+                    m.next = "SAY"
+            with m.State("SAY"):
+                with m.If(verdict):
+                    m.d.sync += status.eq(fetched.verdict)
+                with m.Elif(aborted & ~fetched.first):
+                    m.d.sync += status.eq(Status.CHAIN_ABORTED)
+                with m.Else():
+                    m.d.sync += status.eq(Status.OK)
+                    for code in sorted(Status, reverse=True):  # the last that applies, the lowest, wins
+                        with m.If(faults.bit_select(int(code), 1)):
+                            m.d.sync += status.eq(code)
+                m.next = "GIVE"
+            with m.State("GIVE"):
+                m.d.comb += self.output.valid.eq(1)
+                with m.If(self.output.ready):
+                    m.d.comb += self.input.ready.eq(1)
+                    m.d.sync += [
+                        left.eq(0),
+                        aborted.eq(d.chain & (status != Status.OK)),
+                    ]
+                    with m.If(d.chain & (status == Status.OK)):
+                        self._leave(m, left, d, chain, geometry)
+                    m.next = "GEOMETRY"
+
+        record, work = self.output.payload.record, self.output.payload.work
+        m.d.comb += [
+            record.descriptor.eq(d),
+            record.queue.eq(fetched.queue),
+            record.first.eq(fetched.first),
+            record.verdict.eq(verdict),
+            record.status.eq(status),
+            record.result_address.eq(fetched.result_address),
+            work.load.eq(d.source == Source.SLOT),
+            work.from_kept.eq(d.source == Source.KEPT),
+            work.operand_address.eq(fetched.operand_address >> channel_bits(config)),
+            work.operand_stripes.eq(products.operand_stripes),
+            work.row_stripes.eq(geometry.row_stripes),
+            work.pairs.eq(geometry.pairs),
+            work.single.eq(d.gpu_rows[0]),
+            work.weights_address.eq(d.device_address >> log2(config.stripe_bytes)),
+            work.stripes.eq(products.stripes),
+            work.groups.eq(geometry.groups),
+            work.beats.eq(geometry.beats),
+            work.tap.eq(geometry.taps_log2),
+            work.split_log2.eq(geometry.split_log2),
+            work.tail.eq(geometry.tail),
+            work.group_rows.eq(geometry.group_rows),
+            work.last_rows.eq(geometry.last_rows),
+            work.continues.eq(d.acc_in),
+            work.destination.eq(Destination.MEMORY),
+            work.kept_word.eq(Mux(d.keep == Keep.APPEND, chain.kept_columns[WORD_VALUES_LOG2:], 0)),
+            work.row_words.eq(geometry.row_words),
+        ]
+        with m.If(d.acc_out):
+            m.d.comb += work.destination.eq(Destination.ACCUMULATORS)
+        with m.Elif(d.keep != Keep.NONE):
+            m.d.comb += work.destination.eq(Destination.KEPT)
+        return m
+
+    def _geometry(self, m: Module, fetched: data.View) -> Value:
+        """`plora.hw.defs.packing.pack_geometry` and its companions."""
+        config = self._config
+        d = fetched.descriptor
+        n, k = d.device_rows, d.device_columns
+        channels_log2 = channel_bits(config)
+        g = Signal(geometry_layout(config))
+        last_row, last_column = Signal(DIMENSION_BITS), Signal(DIMENSION_BITS)
+        rows_log2 = Signal(range(channels_log2 + MAX_TAPS_LOG2 + 1))
+        columns_log2 = Signal(range(WORD_VALUES_LOG2 + channels_log2 + 1))
+        m.d.comb += [
+            last_row.eq(n - 1),
+            last_column.eq(k - 1),
+            g.taps_log2.eq(Mux(k <= DOT_LANES // 2, 2, Mux(k <= DOT_LANES, 1, 0))),
+            rows_log2.eq(channels_log2 + g.taps_log2 - g.split_log2),
+            columns_log2.eq(WORD_VALUES_LOG2 - g.taps_log2 + g.split_log2),
+            g.groups.eq((last_row >> rows_log2) + 1),
+            g.beats.eq((last_column >> columns_log2) + 1),
+            g.tail.eq((last_column & ((1 << columns_log2) - 1)) + 1),
+            g.group_rows.eq(1 << rows_log2),
+            g.last_rows.eq((last_row & ((1 << rows_log2) - 1)) + 1),
+            g.row_stripes.eq(last_column[WORD_VALUES_LOG2 + channels_log2 :] + 1),
+            g.row_words.eq(last_row[WORD_VALUES_LOG2:] + 1),
+            g.pairs.eq((d.gpu_rows + PE_ROWS - 1) >> log2(PE_ROWS)),
+            g.room.eq(fetched.limit - d.device_address),
+            g.above_base.eq(d.device_address >= fetched.base),
+            g.limit_exists.eq(fetched.limit <= 1 << config.dpa_bits),
+        ]
+        for parts_log2 in range(1, channels_log2 + 1):
+            with m.If((k > KEPT_MAX_VALUES) & (n <= config.channels >> parts_log2)):
+                m.d.comb += g.split_log2.eq(parts_log2)
+        return g
+
+    def _faults(self, fetched: data.View, g: data.View, products: data.View, chain: data.View) -> Value:
+        """One bit for every status code: `check`, with all its conditions side by side."""
+        config = self._config
+        d = fetched.descriptor
+        n, k, b = d.device_rows, d.device_columns, d.gpu_rows
+        keeps = d.keep != Keep.NONE
+        held = keeps | d.acc_out
+        stripe_log2, word_log2 = log2(config.stripe_bytes), log2(WORD_BYTES)
+        # An odd number of rows occupies the space of one more.
+        padded_stripes = products.operand_stripes + Mux(b[0], g.row_stripes, 0)
+        padded_words = products.result_words + Mux(b[0], g.row_words, 0)
+        packed_bytes = products.stripes << stripe_log2
+        operand_end = (products.operand_stripes << stripe_log2) + operand_offset(config)
+        result_end = (products.result_words << word_log2) + RESULT_OFFSET
+
+        kept_alike = (b == chain.kept_rows) & (k == chain.kept_columns)
+        operand_alike = (b == chain.operand_rows) & (k == chain.operand_columns)
+        sums_alike = (
+            (n == chain.acc_rows)
+            & (b == chain.acc_batch)
+            & (g.split_log2 == chain.acc_split)
+            & (chain.acc_terms + k <= config.accumulator.max_terms)
+        )
+        appends = (
+            (chain.kept_columns != 0)
+            & (chain.kept_columns[:WORD_VALUES_LOG2] == 0)
+            & (chain.kept_rows == b)
+            & (chain.kept_columns + n <= KEPT_MAX_VALUES)
+        )
+        conditions: dict[Status, Value] = {
+            Status.BAD_TYPE: d.type != Type.READ_COMPUTE,
+            Status.BAD_OP: (d.op != Op.GEMV) & (d.op != Op.GEMM),
+            Status.BAD_DTYPE: d.dtype != DType.FP16,
+            Status.BAD_FLAGS: (d.source > Source.CHAIN)
+            | (d.keep > Keep.APPEND)
+            | (held & ~d.chain)
+            | (keeps & d.acc_out)
+            | ((d.source == Source.KEPT) & (d.keep == Keep.NEW)),
+            Status.BAD_RESERVED: d.reserved != 0,
+            Status.ZERO_DIMENSION: (n == 0) | (k == 0) | (b == 0) | (d.gpu_columns == 0),
+            Status.SHAPE_MISMATCH: (k != d.gpu_columns)
+            | ((d.op == Op.GEMV) & (b != 1))
+            | (k > config.accumulator.max_terms)
+            | ((d.source == Source.KEPT) & (k > KEPT_MAX_VALUES))
+            | ((d.acc_in | d.acc_out) & ((g.pairs > 1) | (g.groups > 1) | (g.taps_log2 != 0))),
+            Status.SIZE_MISMATCH: (d.gpu_bytes != products.operand_values << log2(VALUE_BYTES))
+            | (d.device_bytes != packed_bytes),
+            Status.MISALIGNED: d.device_address[:stripe_log2] != 0,
+            Status.OUT_OF_WINDOW: ~g.above_base
+            | ~g.limit_exists
+            | g.room[ADDRESS_BITS]
+            | (g.room[:ADDRESS_BITS] == 0)
+            | (g.room[:ADDRESS_BITS] < d.device_bytes),
+            Status.INPUT_TOO_LARGE: (d.source == Source.SLOT) & (padded_stripes > PE_ROWS * config.input_half_stripes),
+            Status.OUTPUT_TOO_LARGE: Mux(
+                keeps,
+                (n > KEPT_MAX_VALUES) | (g.pairs * KEPT_ROW_WORDS > config.kept_words),
+                ~d.acc_out & (padded_words > PE_ROWS * config.result_half_words),
+            ),
+            Status.WEIGHTS_TOO_LARGE: (g.pairs > 1) & (g.beats > config.dram_buffer_stripes),
+            Status.SLOT_OVERFLOW: ((d.source == Source.SLOT) & (operand_end > 1 << fetched.submission_slot_log2))
+            | (~held & (result_end > 1 << fetched.result_slot_log2)),
+            Status.CHAIN_BROKEN: (d.acc_in != (chain.acc_rows != 0))
+            | (d.acc_in & ~sums_alike)
+            | ((d.source == Source.KEPT) & ~kept_alike)
+            | ((d.source == Source.CHAIN) & ~operand_alike)
+            | ((d.keep == Keep.APPEND) & ~appends),
+        }
+        return Cat(conditions.get(code, C(0, 1)) for code in sorted(Status))
+
+    def _leave(self, m: Module, left: data.View, d: data.View, chain: data.View, g: data.View) -> None:
+        """What a legal descriptor leaves to the next of its chain."""
+        m.d.sync += left.eq(chain)
+        with m.If(d.source == Source.SLOT):
+            m.d.sync += [left.operand_rows.eq(d.gpu_rows), left.operand_columns.eq(d.device_columns)]
+        with m.If(d.keep == Keep.NEW):
+            m.d.sync += [left.kept_rows.eq(d.gpu_rows), left.kept_columns.eq(d.device_rows)]
+        with m.Elif(d.keep == Keep.APPEND):
+            m.d.sync += left.kept_columns.eq(chain.kept_columns + d.device_rows)
+        with m.If(d.acc_out):
+            m.d.sync += [
+                left.acc_rows.eq(d.device_rows),
+                left.acc_batch.eq(d.gpu_rows),
+                left.acc_split.eq(g.split_log2),
+                left.acc_terms.eq(chain.acc_terms + d.device_columns),
+            ]
+        with m.Else():
+            m.d.sync += [left.acc_rows.eq(0), left.acc_batch.eq(0), left.acc_split.eq(0), left.acc_terms.eq(0)]

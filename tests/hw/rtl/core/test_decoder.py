@@ -1,0 +1,168 @@
+"""The decoder against `plora.hw.defs.legality.check`, descriptor by descriptor, chain state included."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core_bench import (
+    Case,
+    fetched_payload,
+    fields,
+    legal_descriptor,
+    mutate,
+    operand_stripes,
+    random_window,
+    simulate,
+)
+
+from plora.hw.defs.config import PRESETS, NdpConfig
+from plora.hw.defs.descriptor import Keep, Source
+from plora.hw.defs.legality import ChainState, check
+from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
+from plora.hw.defs.status import Status
+from plora.hw.rtl.core.decoder import Decoder
+from plora.hw.rtl.core.job import Destination, work_layout
+from plora.hw.rtl.interfaces import fetched_layout
+
+
+class Specification:
+    """What the decoder must say: `check`, and the fate of a chain with a refused member."""
+
+    def __init__(self, config: NdpConfig) -> None:
+        self.config = config
+        self.state = ChainState()
+        self.aborted = False
+
+    def judge(self, case: Case) -> Status:
+        """Return the status of the next descriptor, and remember what it leaves."""
+        if case.first:
+            self.state, self.aborted = ChainState(), False
+        self.before = self.state
+        verdict = check(case.descriptor, self.config, case.window, self.state)
+        status = Status.CHAIN_ABORTED if self.aborted else verdict.status
+        if case.verdict:
+            status = Status(case.verdict)
+        self.aborted = bool(case.descriptor.chain) and status is not Status.OK
+        self.state = verdict.chain if status is Status.OK else ChainState()
+        return status
+
+    def work(self, case: Case) -> dict[str, int]:
+        """Return the work of a descriptor that was just found legal."""
+        config, d = self.config, case.descriptor
+        g = pack_geometry(config, d.device_rows, d.device_columns)
+        destination = (
+            Destination.ACCUMULATORS if d.acc_out else Destination.KEPT if d.keep != Keep.NONE else Destination.MEMORY
+        )
+        last_of_group = d.device_columns - (g.beats - 1) * g.tap_lanes * g.split
+        expected = {
+            "load": int(d.source == Source.SLOT),
+            "from_kept": int(d.source == Source.KEPT),
+            "pairs": ceil_div(d.gpu_rows, 2),
+            "single": d.gpu_rows % 2,
+            "weights_address": d.device_address // config.stripe_bytes,
+            "stripes": g.stripes,
+            "groups": g.groups,
+            "beats": g.beats,
+            "tap": {32: 0, 16: 1, 8: 2}[g.tap_lanes],
+            "split_log2": g.split.bit_length() - 1,
+            "tail": last_of_group,
+            "group_rows": g.group_rows,
+            "last_rows": d.device_rows - (g.groups - 1) * g.group_rows,
+            "continues": d.acc_in,
+            "destination": destination.value,
+            "kept_word": self.before.kept_columns // 32 if d.keep == Keep.APPEND else 0,
+        }
+        if d.source == Source.SLOT:
+            expected["operand_stripes"] = operand_stripes(config, d)
+        if d.source != Source.KEPT:
+            expected["row_stripes"] = operand_row_stripes(config, d.device_columns)
+        if destination is Destination.MEMORY:
+            expected["row_words"] = result_row_words(d.device_rows)
+        return expected
+
+
+def random_cases(config: NdpConfig, count: int, seed: int) -> list[Case]:
+    """Chains of near-legal descriptors. Whether each is legal is found out by the specification."""
+    rng = random.Random(seed)
+    specification = Specification(config)
+    cases: list[Case] = []
+    chained = False
+    while len(cases) < count:
+        first = not chained
+        if first:
+            specification.state, specification.aborted = ChainState(), False
+        chain = int(rng.random() < 0.75)
+        wants_legal = rng.random() < 0.6
+        for _ in range(20):
+            d = legal_descriptor(rng, config, specification.state, chain=chain)
+            window, d = random_window(rng, config, d)
+            if not wants_legal or check(d, config, window, specification.state).status is Status.OK:
+                break
+        if not wants_legal and rng.random() < 0.5:
+            d = mutate(rng, d)
+        verdict = rng.choice([Status.CHAIN_BROKEN, Status.MEMORY_ERROR]) if rng.random() < 0.02 else Status.OK
+        case = Case(d, first, window, verdict)
+        status = specification.judge(case)
+        chained = bool(d.chain) and rng.random() < (0.95 if status is Status.OK else 0.3)
+        cases.append(case)
+    return cases
+
+
+def channels(count: int) -> NdpConfig:
+    return replace(PRESETS["tiny"], name=f"tiny-{count}", channels=count)
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [(PRESETS["tiny"], 1000), (channels(1), 150), (PRESETS["small"], 150), (PRESETS["full"], 150)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_status_and_work_equal_the_specification(config: NdpConfig, count: int) -> None:
+    cases = random_cases(config, count, seed=config.channels)
+    dut = Decoder(config)
+    specification = Specification(config)
+    seen: Counter[Status] = Counter()
+    cycles = 0
+
+    async def bench(ctx: Any) -> None:
+        nonlocal cycles
+        ctx.set(dut.output.ready, 1)
+        ctx.set(dut.input.valid, 1)
+        for number, case in enumerate(cases):
+            operand, result = random.Random(number).choices(range(1 << config.dpa_bits - 6), k=2)
+            ctx.set(
+                dut.input.payload,
+                fetched_layout(config).const(
+                    fetched_payload(case, queue=number % 64, operand_address=operand, result_address=result)
+                ),
+            )
+            status = specification.judge(case)
+            seen[status] += 1
+            taken, valid = 0, 0
+            while not valid:
+                _, _, valid, ready, payload = await ctx.tick().sample(
+                    dut.output.valid, dut.input.ready, dut.output.payload
+                )
+                taken += 1
+                assert valid == ready
+            assert taken == dut.cycles
+            where = f"case {number} of random_cases({config.name}): {case.descriptor.describe()}"
+            record = payload.record
+            assert record.status == status, f"{where}: {Status(record.status).name} instead of {status.name}"
+            assert (record.queue, record.first, record.verdict) == (number % 64, case.first, bool(case.verdict))
+            assert record.result_address == result
+            if status is Status.OK:
+                work = fields(payload.work, work_layout(config))
+                expected = specification.work(case) | {"operand_address": operand // config.channels}
+                different = {name: (work[name], value) for name, value in expected.items() if work[name] != value}
+                assert not different, f"{where}: work (is, should be) {different}"
+
+    simulate(dut, bench, deadline_cycles=20 * count * dut.cycles)
+    assert seen[Status.OK] > count // 4, f"too few legal descriptors: {seen}"
+    if count >= 1000:
+        missing = {s for s in Status if s < Status.MEMORY_ERROR} - set(seen)
+        assert not missing, f"never produced {missing}"
