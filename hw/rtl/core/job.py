@@ -10,7 +10,7 @@ from __future__ import annotations
 from amaranth.hdl import Shape, unsigned
 from amaranth.lib import data, enum
 
-from plora.hw.defs.config import KEPT_MAX_VALUES, KEPT_ROW_WORDS, PE_ROWS, WORD_BYTES, WORD_VALUES, NdpConfig
+from plora.hw.defs.config import KEPT_MAX_VALUES, KEPT_ROW_WORDS, PE_ROWS, WORD_VALUES, NdpConfig
 from plora.hw.defs.descriptor import MAX_OPERAND_BYTES
 from plora.hw.defs.packing import ceil_div
 from plora.hw.rtl.interfaces import QUEUE_BITS, STATUS_BITS, descriptor_layout, word_address_bits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,6 +98,10 @@ def legal_descriptor(rng: random.Random, config: NdpConfig, state: ChainState, *
     if rng.random() < 0.05:
         k = rng.choice([65535, 65536, 65537, 40000])
         n, b = rng.randint(1, 3), 1
+    if rng.random() < 0.05:  # about as much as the DRAM buffer holds
+        n, b = rng.randint(config.channels, config.channels + 1), 3
+        k = WORD_VALUES * config.dram_buffer_stripes + rng.randint(-40, 40)
+        return describe(config, n, k, b, source=Source.CHAIN, chain=chain)
     if chain:
         keep = rng.choice([Keep.NONE, Keep.NEW, Keep.APPEND])
         acc_out = int(keep == Keep.NONE and rng.random() < 0.5)
@@ -188,4 +192,4 @@ def operand_stripes(config: NdpConfig, descriptor: Descriptor) -> int:
     return descriptor.gpu_rows * operand_row_stripes(config, descriptor.gpu_columns)
 
 
-__all__ = [name for name in globals() if not name.startswith("_") and name not in ("annotations", "Mapping")]
+__all__ = [name for name in globals() if not name.startswith("_") and name != "annotations"]
