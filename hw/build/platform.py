@@ -49,6 +49,8 @@ class EmitPlatform:
         Raises:
             ValueError: an earlier component of that name has another class or other ports.
         """
+        # Most are never elaborated, and rightly so: without this Amaranth warns that they were forgotten.
+        component._MustUse__used = True
         unit = (type(component), component.signature)
         known = self._units.setdefault(name, unit)
         if known != unit:
@@ -58,8 +60,6 @@ class EmitPlatform:
             )
         if name not in self.modules:
             self.modules[name] = verilog.convert(component, name=name, platform=self, emit_src=False)
-        # Never elaborated, and rightly so: without this Amaranth warns that it was forgotten.
-        component._MustUse__used = True
         ports: dict[str, Any] = {}
         for path, member, value in component.signature.flatten(component):
             direction = "i" if member.flow == wiring.In else "o"

@@ -12,6 +12,8 @@ from amaranth.hdl import Assert, Cat
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from plora.hw.build.platform import add_shared
+
 FAULTS = (
     "none",
     "withdraw_ar",
@@ -96,6 +98,21 @@ AXI4_LITE = wiring.Signature(
 MSIX = data.StructLayout({"address": 64, "data": 32})
 
 
+class Locate(wiring.Component):
+    """Channel and channel-local address of a DPA; used twice below, emitted once."""
+
+    def __init__(self, channels: int) -> None:
+        self._bits = (channels - 1).bit_length()
+        super().__init__({"dpa": In(48), "channel": Out(max(self._bits, 1)), "local": Out(48)})
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        if self._bits:
+            m.d.comb += self.channel.eq(self.dpa[6 : 6 + self._bits])
+        m.d.comb += self.local.eq(Cat(Const(0, 6), self.dpa[6 + self._bits :]))
+        return m
+
+
 class Passthrough(wiring.Component):
     """The test top; see the module's docstring."""
 
@@ -114,22 +131,26 @@ class Passthrough(wiring.Component):
         m = Module()
         registers = [Signal(32, name=f"register_{i}") for i in range(16)]
         faulty = {fault: registers[FAULT_REGISTER] == index for index, fault in enumerate(FAULTS)}
-        self._memory_path(m, faulty)
+        locations: dict[str, Locate] = {}
+        for access in ("write", "read"):
+            unit = Locate(self._channels)
+            add_shared(m, platform, f"locate_{access}", f"locate_{self._channels}", unit)
+            locations[access] = unit
+        self._memory_path(m, faulty, locations)
         self._registers(m, registers)
         m.d.comb += Assert(~faulty["assertion"])
         return m
 
-    def _memory_path(self, m: Module, faulty: dict[str, Value]) -> None:
+    def _memory_path(self, m: Module, faulty: dict[str, Value], locations: dict[str, Locate]) -> None:
         s = self.s_mem
-        bits = (self._channels - 1).bit_length()
         ports = [getattr(self, f"m_axi_{i}") for i in range(self._channels)]
 
         # Writes: keep address and data, offer both to the channel, pass the response back.
         address, identity = Signal(48), Signal(8)
         line, strobe = Signal(512), Signal(64)
         have_address, have_data, sent_address, sent_data = Signal(), Signal(), Signal(), Signal()
-        channel = address[6 : 6 + bits] if bits else Const(0)
-        local = Cat(Const(0, 6), address[6 + bits :])
+        channel, local = locations["write"].channel, locations["write"].local
+        m.d.comb += locations["write"].dpa.eq(address)
         age = Signal(8)
         busy = have_address & have_data
         m.d.comb += [s.awready.eq(~have_address), s.wready.eq(~have_data)]
@@ -189,7 +210,8 @@ class Passthrough(wiring.Component):
         read_line, read_response = Signal(512), Signal(2)
         reading, read_sent, read_done = Signal(), Signal(), Signal()
         read_age = Signal(8)
-        read_channel = read_address[6 : 6 + bits] if bits else Const(0)
+        read_channel, read_local = locations["read"].channel, locations["read"].local
+        m.d.comb += locations["read"].dpa.eq(read_address)
         m.d.comb += [
             s.arready.eq(~reading),
             s.rvalid.eq(read_done),
@@ -209,7 +231,7 @@ class Passthrough(wiring.Component):
             offered = mine & ~read_sent
             m.d.comb += [
                 port.arid.eq(i),
-                port.araddr.eq(Cat(Const(0, 6), read_address[6 + bits :])),
+                port.araddr.eq(read_local),
                 port.arsize.eq(6),
                 port.arburst.eq(1),
                 port.arvalid.eq(offered & ~(faulty["withdraw_ar"] & read_age[0])),
