@@ -29,9 +29,10 @@ run: $(VENV)/.ready-rtl
 	@$(BIN)/plora lora --adapter tests/fixtures/peft/lora_qv_r8 --device rtl --out out/lora
 
 test: $(VENV)/.ready-test
-	@$(MAKE) --no-print-directory lint
-	@mkdir -p build
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --junitxml build/test-results.xml
+	@mkdir -p build; status=0; \
+	 $(MAKE) --no-print-directory lint || status=1; \
+	 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --junitxml build/test-results.xml || status=1; \
+	 exit $$status
 
 lint: $(VENV)/.ready-test type-links
 	$(BIN)/ruff check .
@@ -69,7 +70,7 @@ define install
 	   echo "make: another make is setting up $(VENV): wait for it, then try again" >&2; exit 1; fi; \
 	 echo "setting up $(VENV) ($(1))" >&2; \
 	 [ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV); \
-	 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(1)]'; \
+	 $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(1)]'; \
 	 touch $@
 endef
 
