@@ -183,9 +183,11 @@ def access_ns(
     return float((bus**_SHARPNESS + activate**_SHARPNESS + bank**_SHARPNESS) ** (1 / _SHARPNESS))
 
 
-# How abruptly the slowest of the three limits takes over: fitted to the cycle-level model on random
-# accesses of 64 to 2048 bytes (`python -m plora.sim.calibration.dram`).
-_SHARPNESS = 12.0
+# Fitted to the cycle-level model on random visits of 64 to 2048 bytes (`python -m
+# plora.sim.calibration.dram`): how abruptly the slowest limit takes over, and how the chance that a
+# change of direction finds its row closed falls with the length of the visits.
+_SHARPNESS = 10.0
+_CLOSED_EXPONENT = 1 / 3
 
 
 def achieved_gb_per_s(
@@ -193,33 +195,38 @@ def achieved_gb_per_s(
     run_bytes: float = math.inf,
     read_fraction: float = 1.0,
     *,
+    write_run_bytes: float | None = None,
     refresh: bool = True,
     controller: Controller = DEFAULT_CONTROLLER,
 ) -> float:
     """Rate of one channel (1e9 bytes/s) for visits of `run_bytes` with this share of reads.
 
+    `write_run_bytes` is the length of the write visits where it differs: KV appends of one head
+    vector (256 bytes for 128 FP16 values) among long adapter or KV reads.
+
     Reads run until the write queue has filled, then `write_batch` writes are drained; each round
     pays both turnarounds, and where rows are random the opening of the first row after each, as
-    far as the turnaround does not hide it.
+    far as the turnaround does not hide it and the row was closed.
     """
     if not 0 <= read_fraction <= 1:
         raise UserError(f"share of reads is {read_fraction!r}; give a number from 0 to 1")
     read = access_ns(standard, run_bytes, controller=controller)
-    write = access_ns(standard, run_bytes, write=True, controller=controller)
+    write_run = run_bytes if write_run_bytes is None else write_run_bytes
+    write = access_ns(standard, write_run, write=True, controller=controller)
     if read_fraction in (0.0, 1.0):
         per_access = read if read_fraction else write
     else:
         # the source is in order: a visit once begun is finished, so longer visits make larger batches
         writes = controller.write_batch
-        if not math.isinf(run_bytes):
-            writes += max(1.0, run_bytes / controller.access_bytes) - 1
+        if not math.isinf(write_run):
+            writes += max(1.0, write_run / controller.access_bytes) - 1
         reads = writes * read_fraction / (1 - read_fraction)
         lost = turnaround_ns(standard)
-        if not math.isinf(run_bytes):
-            to_write = standard.cl + standard.bus_turn + standard.burst_cycles - standard.cwl
-            to_read = standard.cwl + standard.wtr_s + standard.burst_cycles
-            opening = standard.rp + standard.rcd
-            lost += (max(0.0, opening - to_write) + max(0.0, opening - to_read)) * standard.tck_ns
+        to_write = standard.cl + standard.bus_turn + standard.burst_cycles - standard.cwl
+        to_read = standard.cwl + standard.wtr_s + standard.burst_cycles
+        for first, hidden in ((write_run, to_write), (run_bytes, to_read)):
+            closed = min(1.0, controller.access_bytes / first) ** _CLOSED_EXPONENT
+            lost += max(0.0, closed * (standard.rp + standard.rcd) - hidden) * standard.tck_ns
         per_access = (reads * read + writes * write + lost) / (reads + writes)
     rate = controller.access_bytes / per_access
     return rate * (1 - refresh_share(standard, read_fraction)) if refresh else rate
@@ -235,6 +242,7 @@ def device_gb_per_s(
     run_bytes: float = math.inf,
     read_fraction: float = 1.0,
     *,
+    write_run_bytes: float | None = None,
     path: Path | None = None,
     controller: Controller = DEFAULT_CONTROLLER,
 ) -> float:
@@ -244,5 +252,7 @@ def device_gb_per_s(
     C channels gives runs of n / C.
     """
     standard = load_standard(device.dram, path)
-    total = device.channels * achieved_gb_per_s(standard, run_bytes, read_fraction, controller=controller)
+    total = device.channels * achieved_gb_per_s(
+        standard, run_bytes, read_fraction, write_run_bytes=write_run_bytes, controller=controller
+    )
     return min(device.dram_gb_per_s, total)

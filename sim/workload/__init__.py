@@ -7,6 +7,7 @@ request table, `traces` the readers of public trace formats.
 from plora.sim.workload.named import Workload, load_workload, load_workloads
 from plora.sim.workload.popularity import Popularity
 from plora.sim.workload.requests import NO_ADAPTER, Requests, adapter_ranks, slora, synthetic
+from plora.sim.workload.traces import read_trace
 
 __all__ = [
     "NO_ADAPTER",
@@ -16,6 +17,7 @@ __all__ = [
     "adapter_ranks",
     "load_workload",
     "load_workloads",
+    "read_trace",
     "slora",
     "synthetic",
 ]
