@@ -63,7 +63,7 @@ GLOBAL: tuple[Register, ...] = (
         "cycles between the first looks at a slot whose valid word was not there; then in doubling steps",
     ),
     Register("CYCLES_LO", 0x040, Access.RO, "clock cycles since the counters were cleared, low half"),
-    Register("CYCLES_HI", 0x044, Access.RO, "high half"),
+    Register("CYCLES_HI", 0x044, Access.RO, "high half, as it was when CYCLES_LO was read last"),
     Register("BEATS", 0x048, Access.RO, "stripes that the PE array multiplied"),
     Register("SPAN", 0x04C, Access.RO, "cycles from the first to the last beat of each descriptor, summed"),
     Register("STALL_WEIGHTS", 0x050, Access.RO, "cycles of SPAN without a beat: no weight word"),

@@ -1,0 +1,75 @@
+"""Lines of one requester on their way to all channels, and their acknowledgements on the way back."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Array, Cat, Module
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from plora.hw.defs.config import WORD_BYTES, NdpConfig
+from plora.hw.rtl.front.links import TAG_BITS, ChannelWrite, ack_layout, channel_of, local_of
+from plora.hw.rtl.front.round_robin import RoundRobin
+from plora.hw.rtl.interfaces import WORD_BITS, word_address_bits
+
+
+def tagged_line_layout(config: NdpConfig) -> data.StructLayout:
+    """A masked write of one line at DPA word ``address``."""
+    return data.StructLayout(
+        {"address": word_address_bits(config), "data": WORD_BITS, "strobe": WORD_BYTES, "tag": TAG_BITS}
+    )
+
+
+class LineWriter(wiring.Component):
+    """Sends each line to its channel and merges the acknowledgements of all channels.
+
+    Parameters:
+        config: device configuration.
+
+    Ports:
+        line: stream of lines by DPA.
+        ack: stream of acknowledgements, always taken; their order over different channels is memory's.
+        channels: one `ChannelWrite` a channel.
+
+    Cycle behaviour: combinational; one line and one acknowledgement a cycle. Channels that have an
+    acknowledgement at the same time take turns.
+    """
+
+    def __init__(self, config: NdpConfig) -> None:
+        self._config = config
+        super().__init__(
+            {
+                "line": In(stream.Signature(tagged_line_layout(config))),
+                "ack": Out(stream.Signature(ack_layout, always_ready=True)),
+                "channels": Out(ChannelWrite(config)).array(config.channels),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Build the distributor and the merger."""
+        m = Module()
+        config, line = self._config, self.line
+        channel = channel_of(config, line.payload.address)
+        for index, port in enumerate(self.channels):
+            m.d.comb += [
+                port.line.payload.address.eq(local_of(config, line.payload.address)),
+                port.line.payload.data.eq(line.payload.data),
+                port.line.payload.strobe.eq(line.payload.strobe),
+                port.line.payload.tag.eq(line.payload.tag),
+                port.line.valid.eq(line.valid & (channel == index)),
+            ]
+        m.d.comb += line.ready.eq(Array(port.line.ready for port in self.channels)[channel])
+
+        m.submodules.turn = turn = RoundRobin(config.channels)
+        m.d.comb += [
+            turn.requests.eq(Cat(port.ack.valid for port in self.channels)),
+            turn.taken.eq(turn.any),
+            self.ack.valid.eq(turn.any),
+        ]
+        with m.Switch(turn.grant):
+            for index, port in enumerate(self.channels):
+                with m.Case(index):
+                    m.d.comb += [
+                        self.ack.payload.eq(port.ack.payload),
+                        port.ack.ready.eq(1),
+                    ]
+        return m

@@ -1,0 +1,293 @@
+"""The registers that the host reads and writes over CXL.io."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from plora.hw.defs.config import PE_ROWS, NdpConfig
+from plora.hw.defs.ports import Resp
+from plora.hw.defs.registers import (
+    GLOBAL,
+    ID_VALUE,
+    INTERFACE_VERSION,
+    MMIO_BITS,
+    QUEUE,
+    QUEUE_BASE,
+    QUEUE_STRIDE,
+    RESET_CHAIN_TIMEOUT,
+    RESET_POLL_INTERVAL,
+    global_offset,
+)
+from plora.hw.rtl.core.signature import COUNTERS, counters_layout
+from plora.hw.rtl.front.axi import Axi4LiteSignature
+from plora.hw.rtl.front.records import (
+    CONFIG_REGISTERS,
+    REGISTER_BITS,
+    Command,
+    command_layout,
+    queue_config_layout,
+    queue_index_bits,
+    queue_memory_depth,
+    queue_status_layout,
+)
+
+_QUEUE_OFFSETS = {register.name: register.offset for register in QUEUE}
+
+
+class RegisterFile(wiring.Component):
+    """Answers AXI4-Lite reads and writes of `plora.hw.defs.registers`.
+
+    A queue's configuration rests in a memory of one word a queue and can be written only while the
+    queue is disabled. Writes that change a queue's course (CTRL bit 0, CQ_HEAD) go to the queue
+    engine as commands and are answered when it has carried them out.
+
+    Parameters:
+        config: device configuration.
+
+    Ports:
+        s_io: the AXI4-Lite bus.
+        config_queue, config: the engine's view of the configuration: asked for in one cycle, there in
+            the next.
+        status_queue, status: the engine's answer to `RegisterFile`, likewise.
+        command, command_done: a command, held until done; ``command_done`` pulses.
+        doorbell, doorbell_queue: a doorbell was rung.
+        enabled: by queue; kept by the engine.
+        interrupt_enable: by queue.
+        chain_timeout, poll_interval: values of those registers.
+        descriptor_done, descriptor_failed: pulses to be counted.
+        busy: a queue has work under way.
+        counters, clear_counters: those of the core.
+
+    Cycle behaviour: one write and one read at a time, independent of each other. Address and data of
+    a write come in any order; it is answered three cycles after the later of them, or when the engine
+    has carried the command out. A read is answered after three cycles. For one cycle a queue after
+    reset, configuration memory is cleared and the bus waits.
+    """
+
+    def __init__(self, config: NdpConfig) -> None:
+        self._config = config
+        index = queue_index_bits(config)
+        super().__init__(
+            {
+                "s_io": In(Axi4LiteSignature()),
+                "config_queue": In(index),
+                "config": Out(queue_config_layout),
+                "status_queue": Out(index),
+                "status": In(queue_status_layout),
+                "command": Out(stream.Signature(command_layout(config))),
+                "command_done": In(1),
+                "doorbell": Out(1),
+                "doorbell_queue": Out(index),
+                "enabled": In(config.queues),
+                "interrupt_enable": Out(config.queues),
+                "chain_timeout": Out(REGISTER_BITS, init=RESET_CHAIN_TIMEOUT),
+                "poll_interval": Out(REGISTER_BITS, init=RESET_POLL_INTERVAL),
+                "descriptor_done": In(1),
+                "descriptor_failed": In(1),
+                "busy": In(1),
+                "counters": In(counters_layout),
+                "clear_counters": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Build the configuration memory, the two bus machines and the device's own counters."""
+        m = Module()
+        words = data.ArrayLayout(REGISTER_BITS, len(CONFIG_REGISTERS))
+        m.submodules.configs = configs = memory.Memory(shape=words, depth=queue_memory_depth(self._config), init=[])
+        engine_port = configs.read_port()
+        m.d.comb += [
+            engine_port.addr.eq(self.config_queue),
+            Value.cast(self.config).eq(Value.cast(engine_port.data)),
+        ]
+        self._counters(m)
+        self._write(m, configs.write_port(granularity=1))
+        self._read(m, configs.read_port())
+        return m
+
+    def _locate(self, m: Module, address: Value, prefix: str) -> tuple[Value, Value, Value]:
+        """Return for a byte address: whether it lies in a queue's block, the queue, and the offset in the block."""
+        block_bits = QUEUE_STRIDE.bit_length() - 1
+        first = QUEUE_BASE >> block_bits
+        in_queue = Signal(name=f"{prefix}_in_queue")
+        queue = Signal(queue_index_bits(self._config), name=f"{prefix}_queue")
+        offset = Signal(block_bits, name=f"{prefix}_offset")
+        block = address[block_bits:]
+        m.d.comb += [
+            in_queue.eq((block >= first) & (block < first + self._config.queues)),
+            queue.eq(block - first),
+            # Registers are whole words: the two low address bits have no meaning.
+            offset.eq(Cat(Const(0, 2), address[2:block_bits])),
+        ]
+        return in_queue, queue, offset
+
+    def _counters(self, m: Module) -> None:
+        self._cycles = cycles = Signal(2 * REGISTER_BITS)
+        self._descriptors = descriptors = Signal(REGISTER_BITS)
+        self._errors = errors = Signal(REGISTER_BITS)
+        m.d.sync += [
+            cycles.eq(Mux(self.clear_counters, 0, cycles + 1)),
+            descriptors.eq(Mux(self.clear_counters, 0, descriptors + self.descriptor_done)),
+            errors.eq(Mux(self.clear_counters, 0, errors + self.descriptor_failed)),
+        ]
+
+    def _write(self, m: Module, port: memory.WritePort) -> None:
+        bus, count = self.s_io, len(CONFIG_REGISTERS)
+        address, value = Signal(MMIO_BITS), Signal(REGISTER_BITS)
+        have_address, have_data, whole = Signal(), Signal(), Signal()
+        in_queue, queue, offset = self._locate(m, address, "write")
+        enabled = Signal()
+        wipe = Signal(range(queue_memory_depth(self._config)))
+
+        m.d.comb += [
+            enabled.eq(self.enabled.bit_select(queue, 1)),
+            port.addr.eq(queue),
+            port.data.eq(Cat(*(value for _ in range(count)))),
+            self.command.payload.queue.eq(queue),
+            self.command.payload.value.eq(value),
+            self.doorbell_queue.eq(queue),
+        ]
+        with m.FSM(name="write"):
+            with m.State("WIPE"):
+                m.d.comb += [port.addr.eq(wipe), port.data.eq(0), port.en.eq((1 << count) - 1)]
+                m.d.sync += wipe.eq(wipe + 1)
+                with m.If(wipe == queue_memory_depth(self._config) - 1):
+                    m.next = "WAIT"
+            with m.State("WAIT"):
+                m.d.comb += [bus.awready.eq(~have_address), bus.wready.eq(~have_data)]
+                with m.If(bus.awvalid & bus.awready):
+                    m.d.sync += [address.eq(bus.awaddr), have_address.eq(1)]
+                with m.If(bus.wvalid & bus.wready):
+                    m.d.sync += [value.eq(bus.wdata), whole.eq(bus.wstrb.all()), have_data.eq(1)]
+                with m.If(have_address & have_data):
+                    m.next = "ACT"
+            with m.State("ACT"):
+                m.next = "ANSWER"
+                with m.If(~whole):
+                    pass
+                with m.Elif(in_queue):
+                    self._write_queue(m, port, queue, offset, value, enabled)
+                with m.Else():
+                    self._write_global(m, address, value)
+            with m.State("COMMAND"):
+                m.d.comb += self.command.valid.eq(1)
+                with m.If(self.command.ready):
+                    m.next = "CARRIED_OUT"
+                    with m.If(self.command_done):
+                        m.next = "ANSWER"
+            with m.State("CARRIED_OUT"):
+                with m.If(self.command_done):
+                    m.next = "ANSWER"
+            with m.State("ANSWER"):
+                m.d.comb += [bus.bvalid.eq(1), bus.bresp.eq(Mux(whole, Resp.OKAY, Resp.SLVERR))]
+                with m.If(bus.bready):
+                    m.d.sync += [have_address.eq(0), have_data.eq(0)]
+                    m.next = "WAIT"
+
+    def _write_queue(
+        self, m: Module, port: memory.WritePort, queue: Value, offset: Value, value: Value, enabled: Value
+    ) -> None:
+        with m.Switch(offset):
+            with m.Case(_QUEUE_OFFSETS["CTRL"]):
+                m.d.sync += self.interrupt_enable.bit_select(queue, 1).eq(value[1])
+                m.d.sync += self.command.payload.kind.eq(Mux(value[0], Command.ENABLE, Command.DISABLE))
+                with m.If(value[0] != enabled):
+                    m.next = "COMMAND"
+            with m.Case(_QUEUE_OFFSETS["CQ_HEAD"]):
+                m.d.sync += self.command.payload.kind.eq(Command.HEAD)
+                m.next = "COMMAND"
+            with m.Case(_QUEUE_OFFSETS["DOORBELL"]):
+                m.d.comb += self.doorbell.eq(1)
+            for place, register in enumerate(CONFIG_REGISTERS):
+                with m.Case(register.offset):
+                    with m.If(~enabled):
+                        m.d.comb += port.en.eq(1 << place)
+
+    def _write_global(self, m: Module, address: Value, value: Value) -> None:
+        with m.Switch(Cat(Const(0, 2), address[2:])):
+            with m.Case(global_offset("CONTROL")):
+                m.d.comb += self.clear_counters.eq(value[0])
+            with m.Case(global_offset("CHAIN_TIMEOUT")):
+                m.d.sync += self.chain_timeout.eq(value)
+            with m.Case(global_offset("POLL_INTERVAL")):
+                m.d.sync += self.poll_interval.eq(value)
+
+    def _read(self, m: Module, port: memory.ReadPort) -> None:
+        bus = self.s_io
+        address = Signal(MMIO_BITS)
+        in_queue, queue, offset = self._locate(m, address, "read")
+        cycles_high = Signal(REGISTER_BITS)
+        m.d.comb += [
+            port.addr.eq(queue),
+            self.status_queue.eq(queue),
+            bus.rresp.eq(Resp.OKAY),
+        ]
+        with m.FSM(name="read"):
+            with m.State("WAIT"):
+                m.d.comb += bus.arready.eq(1)
+                with m.If(bus.arvalid):
+                    m.d.sync += address.eq(bus.araddr)
+                    m.next = "LOOK_UP"
+            with m.State("LOOK_UP"):
+                m.next = "GATHER"
+            with m.State("GATHER"):
+                m.d.sync += bus.rdata.eq(0)
+                with m.If(in_queue):
+                    with m.Switch(offset):
+                        for offset_, shown in self._queue_values(queue, port.data):
+                            with m.Case(offset_):
+                                m.d.sync += bus.rdata.eq(shown)
+                with m.Else():
+                    with m.Switch(Cat(Const(0, 2), address[2:])):
+                        for offset_, shown in self._global_values(cycles_high):
+                            with m.Case(offset_):
+                                m.d.sync += bus.rdata.eq(shown)
+                        with m.Case(global_offset("CYCLES_LO")):
+                            m.d.sync += [
+                                bus.rdata.eq(self._cycles[:REGISTER_BITS]),
+                                cycles_high.eq(self._cycles[REGISTER_BITS:]),
+                            ]
+                m.next = "ANSWER"
+            with m.State("ANSWER"):
+                m.d.comb += bus.rvalid.eq(1)
+                with m.If(bus.rready):
+                    m.next = "WAIT"
+
+    def _queue_values(self, queue: Value, configuration: Value) -> list[tuple[int, Value]]:
+        enabled = self.enabled.bit_select(queue, 1)
+        live: dict[str, Value] = {
+            "CTRL": Cat(enabled, self.interrupt_enable.bit_select(queue, 1)),
+            "QSTATUS": Cat(enabled, self.status.busy),
+            "CQ_HEAD": self.status.head,
+            "SQ_HEAD": self.status.fetched,
+            "CQ_TAIL": self.status.tail,
+            "QERRORS": self.status.errors,
+        }
+        return [(_QUEUE_OFFSETS[name], shown) for name, shown in live.items()] + [
+            (register.offset, configuration[place]) for place, register in enumerate(CONFIG_REGISTERS)
+        ]
+
+    def _global_values(self, cycles_high: Value) -> list[tuple[int, Value | int]]:
+        config = self._config
+        log2_buffers = [
+            size.bit_length() - 1
+            for size in (config.input_buffer_bytes, config.dram_buffer_bytes, config.output_buffer_bytes)
+        ]
+        caps = (config.channels, PE_ROWS, config.queues, config.dpa_bits)
+        values: dict[str, Value | int] = {
+            "ID": ID_VALUE,
+            "INTERFACE": INTERFACE_VERSION,
+            "CAPS": int.from_bytes(bytes(caps), "little"),
+            "BUFFERS": int.from_bytes(bytes(log2_buffers), "little"),
+            "STATUS": self.busy,
+            "CHAIN_TIMEOUT": self.chain_timeout,
+            "POLL_INTERVAL": self.poll_interval,
+            "CYCLES_HI": cycles_high,
+            "DESCRIPTORS": self._descriptors,
+            "ERRORS": self._errors,
+        }
+        values |= {name: self.counters[name.lower()] for name in COUNTERS}
+        assert {*values, "CONTROL", "CYCLES_LO"} == {register.name for register in GLOBAL}
+        return [(global_offset(name), value) for name, value in values.items()]
