@@ -20,6 +20,7 @@ from plora.hw.build.verilator import build_library
 from plora.hw.build.verilog import TOP, device_verilog
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
 from plora.hw.defs.errors import UserError
+from plora.hw.defs.ports import Resp
 
 DEFAULT_DRAM_BYTES = 1 << 30
 _CHUNK_CYCLES = 100_000
@@ -118,9 +119,6 @@ def _open_library(path: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
-
-
-_RESPONSES = {1: "EXOKAY", 2: "SLVERR", 3: "DECERR"}
 
 
 class RtlDevice:
@@ -377,10 +375,10 @@ class RtlDevice:
     def _check_mmio_response(self, offset: int) -> None:
         response = self._library.ndp_mmio_response(self._alive())
         if response:
-            raise AccessError(f"register {offset:#x} answered {_RESPONSES[response]}")
+            raise AccessError(f"register {offset:#x} answered {Resp(response).name}")
 
     def _raise_access_error(self, take: Callable[..., int], kind: str) -> None:
         address = ctypes.c_uint64()
         response = take(self._alive(), ctypes.byref(address))
         if response:
-            raise AccessError(f"host {kind} of the line at DPA {address.value:#x} answered {_RESPONSES[response]}")
+            raise AccessError(f"host {kind} of the line at DPA {address.value:#x} answered {Resp(response).name}")

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from amaranth import Array, Const, Module, Mux, Signal, Value
 from amaranth.hdl import Assert, Cat
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from plora.hw.build.platform import add_shared
+from plora.hw.defs.ports import HOST_BUS, HOST_ID_BITS, INTERRUPT_STREAM, MEMORY_ID_BITS, MMIO_BUS, memory_bus
+from plora.hw.rtl.front.axi import Axi4LiteSignature, Axi4Signature, msix_signature
 
 FAULTS = (
     "none",
@@ -32,70 +34,6 @@ FAULTS = (
 )
 
 FAULT_REGISTER, INTERRUPT_REGISTER = 14, 15
-
-
-def axi4(id_bits: int) -> wiring.Signature:
-    """AXI4 with 512 data bits, members under their AXI names, seen from the master."""
-    return wiring.Signature(
-        {
-            "awid": Out(id_bits),
-            "awaddr": Out(48),
-            "awlen": Out(8),
-            "awsize": Out(3),
-            "awburst": Out(2),
-            "awvalid": Out(1),
-            "awready": In(1),
-            "wdata": Out(512),
-            "wstrb": Out(64),
-            "wlast": Out(1),
-            "wvalid": Out(1),
-            "wready": In(1),
-            "bid": In(id_bits),
-            "bresp": In(2),
-            "bvalid": In(1),
-            "bready": Out(1),
-            "arid": Out(id_bits),
-            "araddr": Out(48),
-            "arlen": Out(8),
-            "arsize": Out(3),
-            "arburst": Out(2),
-            "arvalid": Out(1),
-            "arready": In(1),
-            "rid": In(id_bits),
-            "rdata": In(512),
-            "rresp": In(2),
-            "rlast": In(1),
-            "rvalid": In(1),
-            "rready": Out(1),
-        }
-    )
-
-
-AXI4_LITE = wiring.Signature(
-    {
-        "awaddr": Out(16),
-        "awprot": Out(3),
-        "awvalid": Out(1),
-        "awready": In(1),
-        "wdata": Out(32),
-        "wstrb": Out(4),
-        "wvalid": Out(1),
-        "wready": In(1),
-        "bresp": In(2),
-        "bvalid": In(1),
-        "bready": Out(1),
-        "araddr": Out(16),
-        "arprot": Out(3),
-        "arvalid": Out(1),
-        "arready": In(1),
-        "rdata": In(32),
-        "rresp": In(2),
-        "rvalid": In(1),
-        "rready": Out(1),
-    }
-)
-
-MSIX = data.StructLayout({"address": 64, "data": 32})
 
 
 class Locate(wiring.Component):
@@ -120,10 +58,10 @@ class Passthrough(wiring.Component):
         self._channels = channels
         super().__init__(
             {
-                **{f"m_axi_{i}": Out(axi4(4)) for i in range(channels)},
-                "s_mem": In(axi4(8)),
-                "s_io": In(AXI4_LITE),
-                "msix": Out(stream.Signature(MSIX)),
+                **{memory_bus(i): Out(Axi4Signature(MEMORY_ID_BITS)) for i in range(channels)},
+                HOST_BUS: In(Axi4Signature(HOST_ID_BITS)),
+                MMIO_BUS: In(Axi4LiteSignature()),
+                INTERRUPT_STREAM: Out(msix_signature()),
             }
         )
 
