@@ -51,6 +51,7 @@ class FunctionalCore:
         self._config = config
         self._memory = memory
         self._chain = _Chain()
+        self._aborted = False
 
     def execute(
         self, d: Descriptor, window: QueueWindow, submission_slot: int, result_slot: int, *, first: bool
@@ -63,16 +64,20 @@ class FunctionalCore:
         """
         if first:
             self._chain = _Chain()
-        chain = self._chain
-        verdict = check(d, self._config, window, chain.state)
-        if verdict.status is not Status.OK:
-            return Outcome(verdict.status)
-        try:
-            outcome = self._compute(d, submission_slot, result_slot)
-        except MemoryFault:
-            return Outcome(Status.MEMORY_ERROR)
-        chain.state = verdict.chain
+        outcome = Outcome(Status.CHAIN_ABORTED) if self._aborted and not first else self._judge(d, window)
+        if outcome.status is Status.OK:
+            try:
+                outcome = self._compute(d, submission_slot, result_slot)
+            except MemoryFault:
+                outcome = Outcome(Status.MEMORY_ERROR)
+        self._aborted = bool(d.chain) and outcome.status is not Status.OK
         return outcome
+
+    def _judge(self, d: Descriptor, window: QueueWindow) -> Outcome:
+        verdict = check(d, self._config, window, self._chain.state)
+        if verdict.status is Status.OK:
+            self._chain.state = verdict.chain
+        return Outcome(verdict.status)
 
     def _operand(self, d: Descriptor, submission_slot: int) -> Matrix:
         chain = self._chain

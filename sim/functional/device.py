@@ -47,10 +47,8 @@ class _Queue:
     done: int = 0
     """Descriptors fetched, executed and completed since enabling (not reduced)."""
     errors: int = 0
-    in_chain: bool = False
-    """The descriptor before had its chain flag set: the next belongs to the same chain."""
-    next_verdict: Status = Status.OK
-    """Why the rest of the chain is not to be executed: CHAIN_BROKEN or CHAIN_ABORTED."""
+    fault: Status = Status.OK
+    """Why the next descriptor is not to be executed: its chain was closed (CHAIN_BROKEN, then CHAIN_ABORTED)."""
 
     def wide(self, name: str) -> int:
         """A 64-bit value that is two registers."""
@@ -167,7 +165,7 @@ class FunctionalDevice:
             if self._chain_queue is None or self._chain_deadline > end:
                 break
             self._cycles = max(self._cycles, self._chain_deadline)
-            self._queues[self._chain_queue].next_verdict = Status.CHAIN_BROKEN
+            self._queues[self._chain_queue].fault = Status.CHAIN_BROKEN
             self._chain_queue = None
         self._cycles = end
 
@@ -254,7 +252,7 @@ class FunctionalDevice:
                 queue.errors += 1
                 enable = False
             queue.taken = queue.done = 0
-            queue.in_chain, queue.next_verdict = False, Status.OK
+            queue.fault = Status.OK
         elif not enable and self._chain_queue == index:
             self._chain_queue = None
         queue.control = value & _INTERRUPT | int(enable)
@@ -287,17 +285,33 @@ class FunctionalDevice:
         try:
             line = self.memory.read(submission_slot, LINE_BYTES)
         except MemoryFault:
-            return False
-        if int.from_bytes(line[VALID_OFFSET:], "little") != valid:
-            return False
-        d = Descriptor.unpack(line)
-        if queue.next_verdict is Status.OK:
-            window = QueueWindow(setup.base, setup.limit, 1 << setup.submission_slot_log2, 1 << setup.result_slot_log2)
-            outcome = self._core.execute(d, window, submission_slot, result_slot, first=not queue.in_chain)
+            # Its words mean nothing, not even the valid word: the slot is used up and belongs to no chain.
+            d, outcome = Descriptor.unpack(bytes(LINE_BYTES)), Outcome(Status.MEMORY_ERROR)
+            queue.fault = Status.OK
         else:
-            outcome = Outcome(queue.next_verdict)
+            if int.from_bytes(line[VALID_OFFSET:], "little") != valid:
+                return False
+            d = Descriptor.unpack(line)
+            if queue.fault is Status.OK:
+                window = QueueWindow(
+                    setup.base, setup.limit, 1 << setup.submission_slot_log2, 1 << setup.result_slot_log2
+                )
+                first = self._chain_queue is None
+                outcome = self._core.execute(d, window, submission_slot, result_slot, first=first)
+            else:
+                outcome = Outcome(queue.fault)
+        self._follow_chain(index, d, faulty=queue.fault is not Status.OK)
         self._complete(index, d, outcome, result_slot, valid)
         return True
+
+    def _follow_chain(self, index: int, d: Descriptor, *, faulty: bool) -> None:
+        """An open chain keeps the core for its queue; a closed one is counted out to its end."""
+        self._queues[index].fault = Status.CHAIN_ABORTED if faulty and d.chain else Status.OK
+        if d.chain and not faulty:
+            self._chain_queue = index
+            self._chain_deadline = self._cycles + self._globals["CHAIN_TIMEOUT"]
+        else:
+            self._chain_queue = None
 
     def _complete(self, index: int, d: Descriptor, outcome: Outcome, result_slot: int, valid: int) -> None:
         queue = self._queues[index]
@@ -307,18 +321,8 @@ class FunctionalDevice:
         except MemoryFault:
             queue.errors += 1
         queue.done += 1
-        queue.in_chain = bool(d.chain)
-        self._chain_queue = None
-        if not d.chain:
-            queue.next_verdict = Status.OK
-        elif outcome.status is not Status.OK:
-            queue.next_verdict = Status.CHAIN_ABORTED
-        else:
-            self._chain_queue = index
-            self._chain_deadline = self._cycles + self._globals["CHAIN_TIMEOUT"]
         if queue.control & _INTERRUPT:
-            address = queue.wide("MSIX_ADDRESS")
-            self.messages.append((address, queue.registers["MSIX_DATA"]))
+            self.messages.append((queue.wide("MSIX_ADDRESS"), queue.registers["MSIX_DATA"]))
         failed = outcome.status is not Status.OK
         queue.errors += failed
         for name, amount in (
