@@ -51,7 +51,7 @@ class _BadRow(Exception):
 
 def _tokens(text: object, column: str, minimum: int) -> int:
     try:
-        value = int(str(text)) if not isinstance(text, float) else int(text)
+        value = int(str(text))  # a float or a boolean has no such text
     except ValueError:
         raise _BadRow(f"{column} is {text!r}; give a whole number of tokens") from None
     if not minimum <= value <= _TOKEN_LIMIT:
