@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -50,27 +51,32 @@ class NdpDeviceSpec:
         return self.ndp_tflops > 0
 
 
+def _build(name: str, data: _DeviceData, where: str) -> NdpDeviceSpec:
+    if data.channels < 1:
+        raise UserError(f"{where}: channels is {data.channels}; give at least 1")
+    return NdpDeviceSpec(
+        name=name,
+        description=data.description,
+        dram_gb_per_s=checked(data.dram_gb_per_s, f"{where}: dram_gb_per_s", exclusive=True),
+        capacity_bytes=checked(data.capacity_bytes, f"{where}: capacity_bytes", exclusive=True),
+        ndp_tflops=checked(data.ndp_tflops, f"{where}: ndp_tflops"),
+        sram_bytes=checked(data.sram_bytes, f"{where}: sram_bytes"),
+        dram=data.dram,
+        channels=data.channels,
+        facts={k: fact(getattr(data, k)) for k in ("dram_gb_per_s", "capacity_bytes", "ndp_tflops", "sram_bytes")},
+    )
+
+
+@cache
+def _bundled() -> dict[str, NdpDeviceSpec]:
+    table = read_table(_DEVICES, _DeviceData)
+    return {name: _build(name, data, f"devices.toml: [{name}]") for name, data in table.items()}
+
+
 def load_devices(path: Path | None = None) -> dict[str, NdpDeviceSpec]:
     """The bundled devices, and those of `path` over them; raises :class:`UserError` for bad data."""
-    tables = {k: (v, f"devices.toml: [{k}]") for k, v in read_table(_DEVICES, _DeviceData).items()}
-    if path is not None:
-        tables |= {k: (v, f"{path}: [{k}]") for k, v in read_table(path, _DeviceData).items()}
-    devices = {}
-    for name, (data, where) in tables.items():
-        if data.channels < 1:
-            raise UserError(f"{where}: channels is {data.channels}; give at least 1")
-        devices[name] = NdpDeviceSpec(
-            name=name,
-            description=data.description,
-            dram_gb_per_s=checked(data.dram_gb_per_s, f"{where}: dram_gb_per_s", exclusive=True),
-            capacity_bytes=checked(data.capacity_bytes, f"{where}: capacity_bytes", exclusive=True),
-            ndp_tflops=checked(data.ndp_tflops, f"{where}: ndp_tflops"),
-            sram_bytes=checked(data.sram_bytes, f"{where}: sram_bytes"),
-            dram=data.dram,
-            channels=data.channels,
-            facts={k: fact(getattr(data, k)) for k in ("dram_gb_per_s", "capacity_bytes", "ndp_tflops", "sram_bytes")},
-        )
-    return devices
+    own = read_table(path, _DeviceData) if path is not None else {}
+    return _bundled() | {name: _build(name, data, f"{path}: [{name}]") for name, data in own.items()}
 
 
 def load_device(name: str, path: Path | None = None) -> NdpDeviceSpec:

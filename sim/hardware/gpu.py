@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -61,30 +62,34 @@ class Gpu:
     facts: Mapping[str, Fact] = field(default_factory=dict, compare=False)
 
 
+def _build(name: str, data: _GpuData, where: str) -> Gpu:
+    keys = ("hbm_gb_per_s", "hbm_bytes", "fp16_tflops", "sms")
+    rate, size, flops, sms = (checked(getattr(data, k), f"{where}: {k}", exclusive=True) for k in keys)
+    return Gpu(
+        name=name,
+        description=data.description,
+        hbm_gb_per_s=rate,
+        hbm_bytes=size,
+        fp16_tflops=flops,
+        l2_bytes=checked(data.l2_bytes, f"{where}: l2_bytes"),
+        sms=sms,
+        kernel_launch_ns=1e3 * checked(data.kernel_launch_us, f"{where}: kernel_launch_us"),
+        reserve_bytes=checked(data.reserve_bytes, f"{where}: reserve_bytes", maximum=size),
+        fabric=data.fabric,
+        calibration=data.calibration,
+        facts={k: fact(getattr(data, k)) for k in (*keys, "l2_bytes", "kernel_launch_us", "reserve_bytes")},
+    )
+
+
+@cache
+def _bundled() -> dict[str, Gpu]:
+    return {name: _build(name, data, f"gpus.toml: [{name}]") for name, data in read_table(_GPUS, _GpuData).items()}
+
+
 def load_gpus(path: Path | None = None) -> dict[str, Gpu]:
     """The bundled GPUs, and those of `path` over them; raises :class:`UserError` for bad data."""
-    tables = {k: (v, f"gpus.toml: [{k}]") for k, v in read_table(_GPUS, _GpuData).items()}
-    if path is not None:
-        tables |= {k: (v, f"{path}: [{k}]") for k, v in read_table(path, _GpuData).items()}
-    gpus = {}
-    for name, (data, where) in tables.items():
-        keys = ("hbm_gb_per_s", "hbm_bytes", "fp16_tflops", "sms")
-        rate, size, flops, sms = (checked(getattr(data, k), f"{where}: {k}", exclusive=True) for k in keys)
-        gpus[name] = Gpu(
-            name=name,
-            description=data.description,
-            hbm_gb_per_s=rate,
-            hbm_bytes=size,
-            fp16_tflops=flops,
-            l2_bytes=checked(data.l2_bytes, f"{where}: l2_bytes"),
-            sms=sms,
-            kernel_launch_ns=1e3 * checked(data.kernel_launch_us, f"{where}: kernel_launch_us"),
-            reserve_bytes=checked(data.reserve_bytes, f"{where}: reserve_bytes", maximum=size),
-            fabric=data.fabric,
-            calibration=data.calibration,
-            facts={k: fact(getattr(data, k)) for k in (*keys, "l2_bytes", "kernel_launch_us", "reserve_bytes")},
-        )
-    return gpus
+    own = read_table(path, _GpuData) if path is not None else {}
+    return _bundled() | {name: _build(name, data, f"{path}: [{name}]") for name, data in own.items()}
 
 
 def load_gpu(name: str, path: Path | None = None) -> Gpu:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from plora.hw.defs.errors import UserError
-from plora.sim.datafile import Fact, Number, checked, convert, fact, pick, read_toml
+from plora.sim.datafile import Fact, Number, checked, convert, fact, pick, read_table, read_toml
 from plora.sim.hardware.flit import FlitFormat, WireBytes, load_flits, parse_flit
 
 Protocol = Literal["none", "flit"]
@@ -85,22 +86,30 @@ def _build(name: str, data: _LinkData, formats: Mapping[str, FlitFormat], where:
     )
 
 
+@cache
+def _bundled() -> dict[str, Link]:
+    formats, table = load_flits(), read_table(_LINKS, _LinkData)
+    return {name: _build(name, data, formats, f"links.toml: [{name}]") for name, data in table.items()}
+
+
 def load_links(path: Path | None = None) -> dict[str, Link]:
     """The bundled links, and those of `path` over them.
 
     A file may define formats of its own in tables ``[flit.NAME]``. Raises :class:`UserError` for
     unknown keys, wrong types and numbers out of range.
     """
-    formats = load_flits()
-    tables: dict[str, tuple[object, str]] = {k: (v, f"links.toml: [{k}]") for k, v in read_toml(_LINKS).items()}
-    if path is not None:
-        raw = read_toml(path)
-        own = raw.pop("flit", {})
-        if not isinstance(own, dict):
-            raise UserError(f"{path}: flit must hold tables [flit.NAME]")
-        formats |= {k: parse_flit(k, v, f"{path}: [flit.{k}]") for k, v in own.items()}
-        tables |= {k: (v, f"{path}: [{k}]") for k, v in raw.items()}
-    return {k: _build(k, convert(raw, _LinkData, where), formats, where) for k, (raw, where) in tables.items()}
+    links = dict(_bundled())
+    if path is None:
+        return links
+    raw = read_toml(path)
+    formats, own = load_flits(), raw.pop("flit", {})
+    if not isinstance(own, dict):
+        raise UserError(f"{path}: flit must hold tables [flit.NAME]")
+    formats |= {name: parse_flit(name, entry, f"{path}: [flit.{name}]") for name, entry in own.items()}
+    for name, entry in raw.items():
+        where = f"{path}: [{name}]"
+        links[name] = _build(name, convert(entry, _LinkData, where), formats, where)
+    return links
 
 
 def load_link(name: str, path: Path | None = None) -> Link:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -97,40 +98,46 @@ def _whole(number: Number, where: str) -> int:
     return int(value)
 
 
+def _build(name: str, data: _WorkloadData, where: str) -> Workload:
+    if not data.ranks or min(data.ranks) < 1:
+        raise UserError(f"{where}: ranks is {list(data.ranks)}; give at least one positive integer")
+    adapters = _whole(data.adapters, f"{where}: adapters")
+    try:
+        popularity = Popularity(
+            law=data.popularity,
+            adapters=adapters,
+            alpha=data.alpha,
+            hot_adapters=data.hot_adapters,
+            hot_share=data.hot_share,
+            shares=data.shares,
+        )
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    keys = ("adapters", "batch_size", "input_tokens", "output_tokens", "input_cv", "output_cv")
+    return Workload(
+        name=name,
+        description=data.description,
+        batch_size=_whole(data.batch_size, f"{where}: batch_size"),
+        input_tokens=checked(data.input_tokens, f"{where}: input_tokens", minimum=1),
+        output_tokens=checked(data.output_tokens, f"{where}: output_tokens", minimum=1),
+        input_cv=checked(data.input_cv, f"{where}: input_cv"),
+        output_cv=checked(data.output_cv, f"{where}: output_cv"),
+        popularity=popularity,
+        ranks=data.ranks,
+        facts={k: fact(getattr(data, k)) for k in keys},
+    )
+
+
+@cache
+def _bundled() -> dict[str, Workload]:
+    table = read_table(_WORKLOADS, _WorkloadData)
+    return {name: _build(name, data, f"workloads.toml: [{name}]") for name, data in table.items()}
+
+
 def load_workloads(path: Path | None = None) -> dict[str, Workload]:
     """The bundled workloads, and those of `path` over them; raises :class:`UserError` for bad data."""
-    tables = {k: (v, f"workloads.toml: [{k}]") for k, v in read_table(_WORKLOADS, _WorkloadData).items()}
-    if path is not None:
-        tables |= {k: (v, f"{path}: [{k}]") for k, v in read_table(path, _WorkloadData).items()}
-    workloads = {}
-    for name, (data, where) in tables.items():
-        if not data.ranks or min(data.ranks) < 1:
-            raise UserError(f"{where}: ranks is {list(data.ranks)}; give at least one positive integer")
-        try:
-            popularity = Popularity(
-                law=data.popularity,
-                adapters=_whole(data.adapters, f"{where}: adapters"),
-                alpha=data.alpha,
-                hot_adapters=data.hot_adapters,
-                hot_share=data.hot_share,
-                shares=data.shares,
-            )
-        except UserError as error:
-            raise error if str(error).startswith(where) else UserError(f"{where}: {error}") from None
-        keys = ("adapters", "batch_size", "input_tokens", "output_tokens", "input_cv", "output_cv")
-        workloads[name] = Workload(
-            name=name,
-            description=data.description,
-            batch_size=_whole(data.batch_size, f"{where}: batch_size"),
-            input_tokens=checked(data.input_tokens, f"{where}: input_tokens", minimum=1),
-            output_tokens=checked(data.output_tokens, f"{where}: output_tokens", minimum=1),
-            input_cv=checked(data.input_cv, f"{where}: input_cv"),
-            output_cv=checked(data.output_cv, f"{where}: output_cv"),
-            popularity=popularity,
-            ranks=data.ranks,
-            facts={k: fact(getattr(data, k)) for k in keys},
-        )
-    return workloads
+    own = read_table(path, _WorkloadData) if path is not None else {}
+    return _bundled() | {name: _build(name, data, f"{path}: [{name}]") for name, data in own.items()}
 
 
 def load_workload(name: str, path: Path | None = None) -> Workload:

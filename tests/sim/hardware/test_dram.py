@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,7 +39,7 @@ PER_BURST = Controller(access_bytes=32)
         ({"read_fraction": 0.5}, 9.01),
     ],
 )
-def test_lpddr5_streams_are_within_two_percent_of_ramulator(case: dict[str, float], public: float) -> None:
+def test_lpddr5_streams_are_within_two_percent_of_ramulator(case: dict[str, Any], public: float) -> None:
     assert achieved_gb_per_s(LPDDR5, controller=PER_BURST, **case) == pytest.approx(public, rel=0.02)
 
 
