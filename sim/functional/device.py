@@ -128,7 +128,7 @@ class FunctionalDevice:
         """Store ``data`` (posted). Raises UserError beyond memory."""
         if address < 0 or address + len(data) > self.memory.size_bytes:
             raise UserError(
-                f"HDM write of {len(data)} bytes at {address:#x}: memory ends at {self.memory.size_bytes:#x}"
+                f"HDM write of {len(data)} bytes at {address:#x}: memory has {self.memory.size_bytes} bytes"
             )
         self._posted.hdm(address, bytes(data))
 
