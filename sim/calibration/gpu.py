@@ -88,7 +88,7 @@ def _gemm(data: Path, at: Rates, report: Errors) -> dict[str, float]:
     m, n, k, measured = table["m"], table["n"], table["k"], 1e3 * table["latency"]
     use = (n >= 512) & (k >= 512)
     m, n, k, measured = m[use], n[use], k[use], measured[use]
-    return _fit(
+    found = _fit(
         "gemm",
         kernels.GemmFit,
         lambda fit: kernels.gemm_us(fit, at, m, n, k),
@@ -97,6 +97,30 @@ def _gemm(data: Path, at: Rates, report: Errors) -> dict[str, float]:
         {"constant_us": 4.0, "memory_efficiency": 0.9, "compute_efficiency": 0.8, "sharpness": 3.0},
         report,
     )
+    report["gemm.vidur_not_fitted"] = _vidur(data / "vidur_h100", kernels.GemmFit(**found), at)
+    return found
+
+
+def _vidur(tables: Path, fit: kernels.GemmFit, at: Rates) -> dict[str, float]:
+    """Error of the GEMM coefficients on another profile of the same GPU: Vidur's H100 tables, whole models."""
+    predicted, measured = [], []
+    for name in ("Llama-2-7b-hf_mlp.csv", "Llama-2-70b-hf_mlp.csv"):
+        table = Table(tables / name)
+        m, hidden, inter, tp = (
+            table[k] for k in ("num_tokens", "n_embd", "n_expanded_embd", "num_tensor_parallel_workers")
+        )
+        width = hidden / table["n_head"]
+        kv = table["n_kv_head"] * width
+        shapes = {
+            "attn_pre_proj": ((hidden + 2 * kv) / tp, hidden),
+            "attn_post_proj": (hidden, hidden / tp),
+            "mlp_up_proj": (2 * inter / tp, hidden),
+            "mlp_down_proj": (hidden, inter / tp),
+        }
+        for kernel, (n, k) in shapes.items():
+            predicted.append(kernels.gemm_us(fit, at, m, n, k))
+            measured.append(1e3 * table[f"time_stats.{kernel}.median"])
+    return errors(np.concatenate(predicted), np.concatenate(measured))
 
 
 def _lora(data: Path, at: Rates, role: str, report: Errors) -> dict[str, float]:
@@ -166,7 +190,8 @@ def _prefill_attention(data: Path, at: Rates, report: Errors) -> dict[str, float
     )
 
 
-def _moe(data: Path, at: Rates, report: Errors) -> dict[str, float]:
+def _moe(data: Path, at: Rates, report: Errors) -> tuple[dict[str, float], dict[str, float]]:
+    """Coefficients of whole layers and of tensor- or expert-parallel shards."""
     table = Table(data / "h100_sxm_vllm0.24.0_moe_bf16.csv.gz")
     tokens, hidden, width = table["num_tokens"], table["hidden_size"], table["inter_size"]
     top_k, experts = table["topk"], table["num_experts"]
@@ -191,27 +216,24 @@ def _moe(data: Path, at: Rates, report: Errors) -> dict[str, float]:
         )
         return found
 
-    whole = gated & (law == "balanced") & (tp == 1) & (ep == 1)
-    found = _fit(
-        "moe",
-        kernels.MoeFit,
-        lambda fit: model(fit, whole, spread),
-        measured[whole],
-        held_out(hidden[whole], width[whole], top_k[whole], experts[whole], tokens[whole]),
-        {
-            "constant_us": 25.0,
-            "memory_efficiency": 0.9,
-            "compute_efficiency": 0.6,
-            "activation_efficiency": 1.0,
-            "sharpness": 2.0,
-            "pad_rows": 16.0,
-        },
-        report,
-    )
-    fit = kernels.MoeFit(**found)
-    sharded = gated & (law == "balanced") & ((tp > 1) | (ep > 1))
-    report["moe.sharded_not_fitted"] = errors(model(fit, sharded, spread), measured[sharded])
-    skewed = gated & (law != "balanced") & (tp == 1) & (ep == 1)
+    start = {
+        "constant_us": 25.0,
+        "memory_efficiency": 0.9,
+        "compute_efficiency": 0.6,
+        "activation_efficiency": 1.0,
+        "sharpness": 2.0,
+        "pad_rows": 16.0,
+    }
+    whole = (tp == 1) & (ep == 1)
+
+    def fit_part(name: str, part: Mask) -> dict[str, float]:
+        use = part & gated & (law == "balanced")
+        held = held_out(hidden[use], width[use], top_k[use], experts[use], tp[use], ep[use], tokens[use])
+        return _fit(name, kernels.MoeFit, lambda fit: model(fit, use, spread), measured[use], held, start, report)
+
+    found = fit_part("moe", whole), fit_part("moe_sharded", ~whole)
+    fit = kernels.MoeFit(**found[0])
+    skewed = gated & (law != "balanced") & whole
     report["moe.power_law_routing_not_fitted"] = errors(model(fit, skewed, uniform), measured[skewed])
     return found
 
@@ -236,6 +258,7 @@ def calibrate(data: Path) -> dict[str, Any]:
     tables = data / "profiling"
     at = kernels.rates(load_gpu("h100-sxm"))
     report: Errors = {}
+    moe, moe_sharded = _moe(tables, at, report)
     entry: dict[str, Any] = {
         "origin": ORIGIN,
         "gemm": _gemm(tables, at, report),
@@ -243,7 +266,8 @@ def calibrate(data: Path) -> dict[str, Any]:
         "lora_expand": _lora(tables, at, "expand", report),
         "decode_attention": _decode_attention(tables, at, report),
         "prefill_attention": _prefill_attention(tables, at, report),
-        "moe": _moe(tables, at, report),
+        "moe": moe,
+        "moe_sharded": moe_sharded,
         "all_reduce": _all_reduce(tables, report),
         "elementwise": ELEMENTWISE,
         "errors": report,

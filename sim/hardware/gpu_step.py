@@ -184,6 +184,7 @@ def _layers(gpu: Gpu, model: ModelConfig, tokens: float, tp: int, kv_heads: int)
         distinct=expected_distinct_experts(moe.num_experts, moe.experts_per_token, tokens),
         mode="calibrated",
         weight_bytes=model.expert_weight_bytes,
+        sharded=tp > 1,
     )
     if moe.shared_expert_intermediate_size:
         linear += moe.layers * dense_mlp(moe.shared_expert_intermediate_size)

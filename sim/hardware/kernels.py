@@ -87,7 +87,10 @@ class PrefillAttentionFit(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class MoeFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fused mixture-of-experts MLP (gated). `pad_rows` are padding rows per touched expert."""
+    """Fused mixture-of-experts MLP (gated). `pad_rows` are padding rows per touched expert.
+
+    Fitted once to whole layers and once to shards, whose narrow matrices cost more than their share.
+    """
 
     constant_us: float
     memory_efficiency: float
@@ -124,6 +127,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_attention: DecodeAttentionFit
     prefill_attention: PrefillAttentionFit
     moe: MoeFit
+    moe_sharded: MoeFit
     all_reduce: AllReduceFit
     elementwise: ElementwiseFit
     errors: dict[str, dict[str, float]]
@@ -321,15 +325,20 @@ def moe_ns(
     distinct: float,
     mode: GpuMode,
     weight_bytes: float = FP16_BYTES,
+    sharded: bool = False,
 ) -> float:
-    """One layer's routed MLP: `tokens` tokens meet `distinct` experts of width `inter`."""
+    """One layer's routed MLP: `tokens` tokens meet `distinct` experts of width `inter`.
+
+    `sharded` is whether `inter` is one GPU's share of the experts' width.
+    """
     _check(gpu, mode, tokens=tokens, distinct=distinct)
     if tokens == 0:
         return 0.0
     if mode == "roofline":
         operations = 6.0 * tokens * top_k * hidden * inter
         return roofline_ns(gpu, weight_bytes * distinct * 3 * hidden * inter, operations)
-    fit = calibration(gpu).moe
+    fits = calibration(gpu)
+    fit = fits.moe_sharded if sharded else fits.moe
     return float(
         1e3
         * moe_us(

@@ -86,6 +86,7 @@ def test_the_check_sees_a_coefficient_that_drifted() -> None:
         ("decode_attention", 9),
         ("prefill_attention", 7),
         ("moe", 6),
+        ("moe_sharded", 14),
         ("all_reduce", 10),
     ],
 )
