@@ -1,0 +1,299 @@
+"""The cost model: Tables IV and V of the paper as one matrix product over candidate decisions.
+
+Every adapter under every strategy is a short vector of *features* (how many rows of x it sends,
+how much rank it streams from HBM, from each device, over the link). Features of a decision add up,
+and time on a resource is linear in the sums, so thousands of candidate decisions are judged by one
+matrix product and a maximum. The link enters through its rate and its latencies only.
+
+This is an estimate in closed form: it knows no queueing. The system model plays the decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+STRATEGIES = 4
+E1, E2, E3, E4 = range(STRATEGIES)
+
+# Features. GPU_* and DEV_* carry time per unit of width, the others carry amounts.
+GPU_A, GPU_B, DOWN_X, UP_Y, UP_M, UP_W, FAR = range(7)
+FIXED_FEATURES = 7
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """One group of matrices, or of equal groups in `count` layers.
+
+    Attributes:
+        count: layers.
+        base: time of the base model on the GPU (any unit of time; all times share it).
+        input_dim, a_width, b_width, matrices: D1, the widths of all A and all B per unit of rank, and
+            the number of matrices that share x.
+        descriptor_bytes: descriptors and valid words of one adapter.
+    """
+
+    count: int
+    base: float
+    input_dim: int
+    a_width: int
+    b_width: int
+    matrices: int
+    descriptor_bytes: float
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """Attention of all layers for the batch (the paper, Table V).
+
+    `near_*` is the GPU over HBM, `far_*` whatever happens with KV behind the link; P is the share of
+    KV in HBM.
+
+    Attributes:
+        layers: their number.
+        near_base, near_slope: GPU time of one layer is ``near_base + P near_slope`` (0 at P = 0).
+        far_base: latencies and exposed transfers of one layer, at P < 1.
+        far_device, far_up: device time and link time of one layer at P = 0, falling to 0 at P = 1.
+        down, up: link time of one layer that does not depend on P (queries, partial results).
+        kv_bytes: of all layers and requests, which P = 1 would put in HBM.
+        copies: whether P may be above 0.
+    """
+
+    layers: int
+    near_base: float
+    near_slope: float
+    far_base: float
+    far_device: float
+    far_up: float
+    down: float
+    up: float
+    kv_bytes: float
+    copies: bool
+
+    def time(self, share: float) -> float:
+        """Return the time of all layers at P = `share`."""
+        near = self.near_base + share * self.near_slope if share > 0 else 0.0
+        far = 0.0
+        if share < 1:
+            work = max((1 - share) * self.far_device, (1 - share) * self.far_up + self.up, self.down)
+            far = self.far_base + work
+        return self.layers * max(near, far)
+
+    @cached_property
+    def balance(self) -> tuple[float, float]:
+        """The P at which the time is least, and that time."""
+        slope = max(self.far_device, self.far_up)
+        meet = (self.far_base + slope - self.near_base) / max(self.near_slope + slope, 1e-30)
+        choices = (0.0, min(max(meet, 0.0), 1.0), 1.0)
+        best = min(choices, key=self.time)
+        return best, self.time(best)
+
+    def best(self, share_cap: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the least time of all layers (candidates,) with P up to `share_cap`, and that P."""
+        goal, least = self.balance
+        none = self.time(0.0)
+        far = self.far_base + np.maximum((1 - share_cap) * self.far_device, (1 - share_cap) * self.far_up + self.up)
+        partial = self.layers * np.maximum(far, self.near_base + share_cap * self.near_slope)
+        time = np.where(share_cap >= goal, least, np.minimum(partial, none))
+        share = np.where(share_cap >= goal, goal, np.where(partial < none, share_cap, 0.0))
+        return time, share
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Times per unit on each resource, in one unit of time.
+
+    Attributes:
+        hbm_byte, gpu_flop: of the GPU.
+        dram_byte, far_flop: of one device; `far_flop` 0 where nothing computes.
+        down_write, up_read, down_read, up_write: link time per payload byte: data of writes and reads
+            in their own direction, and the messages that each causes in the other.
+        flag_bytes: read up for each completion.
+        round_trip: latency of one exchange with the far side, polls and command included.
+    """
+
+    hbm_byte: float
+    gpu_flop: float
+    dram_byte: float
+    far_flop: float
+    down_write: float
+    up_read: float
+    down_read: float
+    up_write: float
+    flag_bytes: float
+    round_trip: float
+
+
+Composition = Literal["dependency", "overlap", "additive"]
+
+PLATEAU = 1e-3
+"""Weight of what does not bound the step: it breaks ties between decisions that are equally fast."""
+
+MOST_VECTORS = 100_000
+"""Feature vectors that are remembered at most."""
+
+
+class CostModel:
+    """Judges decisions for one model on one machine.
+
+    `vector` gives the features of one adapter under every strategy, `times` the step time of sums of
+    such vectors, with the best share P of KV in HBM that the free bytes allow. Candidates are the
+    last axis of every array, so that reductions over resources run along memory.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[GroupCost],
+        rates: Rates,
+        devices: int,
+        composition: Composition,
+        *,
+        rest: float = 0.0,
+        exposed: float = 0.0,
+    ) -> None:
+        """Prepare the coefficients.
+
+        Args:
+            groups: groups that adapters touch.
+            rates: times per unit.
+            devices: memory devices behind the link.
+            composition: how parts of a step combine, as in `plora.sim.system.compose`.
+            rest: time of a step that no decision changes (groups without adapters, the head).
+            exposed: time that a step of `overlap` or `additive` exposes on the devices' side.
+        """
+        self.groups = tuple(groups)
+        self.rates = rates
+        self.devices = max(1, devices)
+        self.composition = composition
+        self.rest = rest
+        self.exposed = exposed
+        self.feature_count = FIXED_FEATURES + 2 * self.devices
+        self._counts = np.array([g.count for g in groups], dtype=np.float64)
+        self._base = np.array([[g.base] for g in groups], dtype=np.float64)
+        self._all_base = float(sum(g.count * g.base for g in groups))
+        resources = 3 + self.devices  # gpu, down, up, devices
+        matrix = np.zeros((resources, len(groups), self.feature_count))
+        for index, group in enumerate(groups):
+            matrix[0, index, GPU_A] = group.a_width
+            matrix[0, index, GPU_B] = group.b_width
+            x, y, m = 2.0 * group.input_dim, 2.0 * group.b_width, 2.0 * group.matrices
+            w = 2.0 * (group.a_width + group.b_width)
+            matrix[1:3, index, DOWN_X] = x * rates.down_write, x * rates.up_write
+            for feature, size in ((UP_Y, y), (UP_M, m), (UP_W, w)):
+                matrix[1:3, index, feature] = size * rates.down_read, size * rates.up_read
+            sent, flag = group.descriptor_bytes, rates.flag_bytes
+            matrix[1, index, FAR] = sent * rates.down_write + flag * rates.down_read
+            matrix[2, index, FAR] = sent * rates.up_write + flag * rates.up_read
+            for device in range(self.devices):
+                matrix[3 + device, index, FIXED_FEATURES + device] = group.a_width
+                matrix[3 + device, index, FIXED_FEATURES + self.devices + device] = group.b_width
+        self._shape = (resources, len(groups))
+        self._matrix = np.ascontiguousarray(matrix.reshape(-1, self.feature_count))
+        # Over the whole step, for compositions that do not look at groups.
+        self._step_matrix = np.ascontiguousarray(np.einsum("rgf,g->rf", matrix, self._counts))
+        self.cached_per_rank = (
+            2.0 * sum(g.count * (g.a_width + g.b_width) for g in groups),
+            0.0,
+            0.0,
+            2.0 * sum(g.count * g.b_width for g in groups),
+        )
+        """Bytes of HBM that each strategy keeps per unit of rank."""
+        self._vectors: dict[tuple[int, int, int], FloatArray] = {}
+
+    def vector(self, rows: int, rank: int, device: int) -> FloatArray:
+        """Return the features (features, strategies) of an adapter with `rows` requests."""
+        key = rows, rank, device
+        found = self._vectors.get(key)
+        if found is None:
+            if len(self._vectors) > MOST_VECTORS:
+                self._vectors.clear()
+            found = self._vectors[key] = self._vector(rows, rank, device)
+        return found
+
+    def _vector(self, rows: int, rank: int, device: int) -> FloatArray:
+        rates = self.rates
+        found = np.zeros((self.feature_count, STRATEGIES))
+        on_gpu = rank * max(2 * rates.hbm_byte, 2 * rows * rates.gpu_flop)
+        computing = rank * 2 * rows * rates.gpu_flop
+        on_device = rank * max(2 * rates.dram_byte, 2 * rows * rates.far_flop)
+        dev_a, dev_b = FIXED_FEATURES + device, FIXED_FEATURES + self.devices + device
+        found[(GPU_A, GPU_B), E1] = on_gpu
+        found[(GPU_A, GPU_B), E2] = computing
+        found[UP_W, E2] = rank
+        found[(dev_a, dev_b), E2] = rank * 2 * rates.dram_byte
+        found[DOWN_X, E3:] = rows
+        found[FAR, E3:] = 1.0
+        found[dev_a, E3:] = on_device
+        found[dev_b, E3] = on_device
+        found[UP_Y, E3] = rows
+        found[UP_M, E4] = rows * rank
+        found[GPU_B, E4] = on_gpu
+        return found
+
+    def features(self, rows: IntArray, ranks: IntArray, devices: IntArray) -> FloatArray:
+        """Return the features (features, adapters, strategies) of several adapters."""
+        keys = zip(rows.tolist(), ranks.tolist(), devices.tolist(), strict=True)
+        vectors = [self.vector(*key) for key in keys]
+        return np.stack(vectors, axis=1) if vectors else np.zeros((self.feature_count, 0, STRATEGIES))
+
+    def times(
+        self, sums: FloatArray, attention: AttentionCost, free_bytes: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return step time and share P of KV in HBM (candidates,) for feature sums (features, candidates).
+
+        `free_bytes` (candidates,) is what is left in HBM for copies of KV; a negative value makes the
+        candidate infinitely slow.
+        """
+        if attention.copies and attention.kv_bytes > 0:
+            share_cap = np.minimum(np.maximum(free_bytes / attention.kv_bytes, 0.0), 1.0)
+        else:
+            share_cap = np.zeros_like(free_bytes)
+        if self.composition == "overlap":
+            time, share = self._overlap(sums, attention, share_cap)
+        else:
+            time, share = attention.best(share_cap)
+            time += self._dependency(sums) if self.composition == "dependency" else self._additive(sums)
+        time += self.rest
+        time[free_bytes < 0] = np.inf
+        return time, share
+
+    def _dependency(self, sums: FloatArray) -> FloatArray:
+        """Each group takes the longer of GPU and far side; an exchange pays its round trip."""
+        demand = (self._matrix @ sums).reshape(*self._shape, -1)
+        gpu = demand[0]
+        far = np.maximum.reduce(demand[1:])
+        bound = np.maximum(self._base + gpu, far + self.rates.round_trip * (far > 0))
+        # A little of the shorter side, so that plateaus of the maximum still have a slope.
+        bound += PLATEAU * np.minimum(gpu, far)
+        return np.asarray(self._counts @ bound)
+
+    def _additive(self, sums: FloatArray) -> FloatArray:
+        total = self._step_matrix @ sums
+        return np.asarray(self._all_base + self.exposed + total.max(axis=0) + PLATEAU * total.sum(axis=0))
+
+    def _overlap(
+        self, sums: FloatArray, attention: AttentionCost, share_cap: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """The slowest resource over the whole step; P balances HBM against the devices."""
+        total = self._step_matrix @ sums
+        layers = attention.layers
+        gpu = self.rest + self._all_base + total[0]
+        down, up = total[1] + layers * attention.down, total[2] + layers * attention.up
+        devices = np.maximum.reduce(total[3:]) + self.exposed
+        slope_gpu = layers * attention.near_slope
+        slope_dev, slope_up = layers * attention.far_device, layers * attention.far_up
+        # gpu + P slope_gpu meets the slower of devices and link, which fall with P.
+        meet_dev = (devices + slope_dev - gpu) / max(slope_gpu + slope_dev, 1e-30)
+        meet_up = (up + slope_up - gpu) / max(slope_gpu + slope_up, 1e-30)
+        share = np.clip(np.maximum(meet_dev, meet_up), 0.0, share_cap)
+        slowest = np.maximum(gpu + share * slope_gpu, devices + (1 - share) * slope_dev)
+        slowest = np.maximum(slowest, np.maximum(up + (1 - share) * slope_up, down))
+        return slowest + PLATEAU * total.sum(axis=0) - self.rest, share

@@ -1,0 +1,187 @@
+"""What a run is: every choice by name, overridable from one file, resolved to objects once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from plora.hw.defs.errors import UserError
+from plora.sim.datafile import convert, read_toml
+from plora.sim.hardware.device import NdpDeviceSpec, load_device
+from plora.sim.hardware.gpu import Gpu, load_gpu
+from plora.sim.hardware.link import Link, load_link
+from plora.sim.llm.config import ModelConfig, load_model
+from plora.sim.system.compose import COMPOSITIONS, Composition
+from plora.sim.system.costs import Costs, check_costs, load_costs
+from plora.sim.system.layers import WorkOptions
+from plora.sim.system.source import Source, load_source
+from plora.sim.system.spec import SystemSpec, check_system, load_system
+
+T = TypeVar("T")
+
+
+class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The choices of a run; a configuration file has the same keys.
+
+    Tables override single numbers of what is chosen by name: `gpu_numbers`, `device_numbers` and
+    `link_numbers` fields of the hardware, `costs` fields of the preset, `systems_changed` fields of
+    systems by name. None takes the workload's or the composition's own value.
+    """
+
+    model: str = "llama2-7b"
+    workload: str = "uniform"
+    systems: tuple[str, ...] = ("plora",)
+    batch_size: int | None = None
+    num_adapters: int | None = None
+    context_tokens: int | None = None
+    steps: int = 16
+    composition: Composition = "dependency"
+    preset: Literal["paper", "priced"] | None = None
+    gpu: str = "h100-sxm"
+    device: str = "plora"
+    num_devices: int = 4
+    link: str = "cxl3.1-x16"
+    link_sharing: Literal["one-port", "per-device"] = "one-port"
+    kv_cache_dtype: Literal["fp16", "bf16", "int8", "int4"] = "fp16"
+    sub_batches: int = 1
+    lora_scope: Literal["all", "attention"] = "all"
+    adapter_shape: Literal["true", "square"] = "true"
+    experts: Literal["expected", "active"] = "expected"
+    seed: int = 0
+    gpu_numbers: dict[str, float] = {}
+    device_numbers: dict[str, float] = {}
+    link_numbers: dict[str, float] = {}
+    costs: dict[str, Any] = {}
+    systems_changed: dict[str, dict[str, Any]] = {}
+
+
+def read_options(path: Path, base: RunOptions) -> RunOptions:
+    """Return `base` with the keys of the TOML file `path` over it; unknown keys are refused."""
+    raw = read_toml(path)
+    known = msgspec.to_builtins(base)
+    return convert({**known, **raw}, RunOptions, str(path))
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The objects that `RunOptions` name, with all overrides applied and checked."""
+
+    options: RunOptions
+    model: ModelConfig
+    source: Source
+    systems: tuple[SystemSpec, ...]
+    gpu: Gpu
+    fabric: Link
+    device: NdpDeviceSpec
+    link: Link
+    costs: Costs
+    preset: str
+    work: WorkOptions
+    batch_size: int
+
+
+def _with_numbers(thing: T, numbers: dict[str, float], table: str) -> T:
+    """Replace numeric fields of a dataclass; refuses unknown and non-numeric ones."""
+    able = {
+        f.name: getattr(thing, f.name)
+        for f in fields(thing)  # type: ignore[arg-type]
+        if isinstance(getattr(thing, f.name), (int, float)) and not isinstance(getattr(thing, f.name), bool)
+    }
+    changes: dict[str, Any] = {}
+    for name, value in numbers.items():
+        if name not in able:
+            raise UserError(f"{table}: unknown key {name!r}; known: {', '.join(sorted(able))}")
+        if not (math.isfinite(value) and value >= 0):
+            raise UserError(f"{table}: {name} is {value:g}; give a finite number of at least 0")
+        changes[name] = type(able[name])(value)
+    return replace(thing, **changes)  # type: ignore[type-var]
+
+
+def _with_costs(costs: Costs, changes: dict[str, Any]) -> Costs:
+    unknown = sorted(set(changes) - set(costs.__struct_fields__))
+    if unknown:
+        raise UserError(f"costs: unknown key {unknown[0]!r}; known: {', '.join(costs.__struct_fields__)}")
+    return check_costs(convert({**msgspec.to_builtins(costs), **changes}, Costs, "costs"), "costs")
+
+
+def _with_tables(raw: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(raw)
+    for key, value in changes.items():
+        deeper = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _with_tables(merged[key], value) if deeper else value
+    return merged
+
+
+def _system(name: str, changes: dict[str, dict[str, Any]]) -> SystemSpec:
+    spec = load_system(name)
+    if spec.name not in changes:
+        return spec
+    where = f"systems_changed.{spec.name}"
+    raw = _with_tables(msgspec.to_builtins(spec), changes[spec.name])
+    return check_system(convert(raw, SystemSpec, where), where)
+
+
+def _at_least(value: int, least: int, name: str, most: int = 1 << 20) -> int:
+    if not least <= value <= most:
+        raise UserError(f"{name} is {value}; give {least} to {most}")
+    return value
+
+
+def resolve(options: RunOptions) -> Resolved:
+    """Look everything up and check it.
+
+    Raises:
+        UserError: an unknown name, a number out of range, or choices that do not go together.
+    """
+    if options.composition not in COMPOSITIONS:
+        raise UserError(f"unknown composition {options.composition!r}; known: {', '.join(COMPOSITIONS)}")
+    # The closed forms are the paper's own, so they count as the paper does unless told otherwise.
+    preset = options.preset or ("priced" if options.composition == "dependency" else "paper")
+    costs = _with_costs(load_costs(preset), options.costs)
+    model = load_model(options.model)
+    if options.seed < 0:
+        raise UserError(f"seed is {options.seed}; give an integer of at least 0")
+    source = load_source(options.workload, options.num_adapters, options.seed)
+    gpu = _with_numbers(load_gpu(options.gpu), options.gpu_numbers, "gpu_numbers")
+    link = load_link(options.link)
+    rate = options.link_numbers.get("gb_per_s")
+    link = _with_numbers(link, {k: v for k, v in options.link_numbers.items() if k != "gb_per_s"}, "link_numbers")
+    if rate is not None:
+        link = link.with_rate(rate)
+    if not options.systems:
+        raise UserError("no system named; give at least one")
+    batch = options.batch_size if options.batch_size is not None else source.batch_size
+    resolved = Resolved(
+        options=options,
+        model=model,
+        source=source,
+        systems=tuple(_system(name, options.systems_changed) for name in options.systems),
+        gpu=gpu,
+        fabric=load_link(gpu.fabric),
+        device=_with_numbers(load_device(options.device), options.device_numbers, "device_numbers"),
+        link=link,
+        costs=costs,
+        preset=preset,
+        work=WorkOptions(
+            weights=None if costs.weights == "nominal" else "exact",
+            experts=options.experts,
+            kv_dtype=options.kv_cache_dtype,
+            kv_scales=costs.kv_scales,
+            lora_scope=options.lora_scope,
+            adapter_shape=options.adapter_shape,
+        ),
+        batch_size=_at_least(batch, 1, "batch size", 65536),
+    )
+    unknown = sorted(set(options.systems_changed) - {spec.name for spec in resolved.systems})
+    if unknown:
+        raise UserError(f"systems_changed: {unknown[0]!r} is not among the systems of this run")
+    _at_least(options.num_devices, 1, "number of devices", 4096)
+    _at_least(options.steps, 1, "number of steps")
+    _at_least(options.sub_batches, 1, "number of sub-batches", 64)
+    if options.context_tokens is not None:
+        _at_least(options.context_tokens, 1, "context", 1 << 24)
+    return resolved

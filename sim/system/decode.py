@@ -1,0 +1,180 @@
+"""Decode steps of one batch on one system: the manager places it, the step model times it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from plora.hw.defs.errors import UserError
+from plora.sim.hardware.link import load_link
+from plora.sim.llm.lora import adapter_bytes
+from plora.sim.llm.shapes import resident_weight_bytes
+from plora.sim.system.compose import Demand, Step, StepModel, split
+from plora.sim.system.config import Resolved
+from plora.sim.system.decide import Hbm, cost_model, decide
+from plora.sim.system.gputime import GpuTimes
+from plora.sim.system.layers import model_work
+from plora.sim.system.machine import Machine, build_machine
+from plora.sim.system.spec import STRATEGIES, SystemSpec
+from plora.sim.system.tasks import Load, Setting
+from plora.sim.system.work import Batch, IntArray, Serving
+
+TYPICAL_RANK = 64
+"""Rank at which the cost model counts descriptors."""
+
+
+@dataclass(frozen=True)
+class DecodeRun:
+    """Decode steps of one system.
+
+    Attributes:
+        spec, setting: what ran.
+        steps: every step in order.
+        requested, running: requests asked for, and those that fit.
+        batch: the running requests at the first step.
+        serving, strategies, kv_share: the manager's placement.
+        loads: the sub-batches at the first step.
+        hbm: what occupies HBM.
+        far_bytes: what occupies far memory: all adapters and the batch's KV at the last step.
+    """
+
+    spec: SystemSpec
+    setting: Setting
+    steps: tuple[Step, ...]
+    requested: int
+    running: int
+    batch: Batch
+    serving: Serving
+    strategies: IntArray
+    kv_share: float
+    loads: tuple[Load, ...]
+    hbm: Hbm
+    far_bytes: int
+
+    @property
+    def step_ps(self) -> IntArray:
+        """Length of every step."""
+        return np.array([step.time_ps for step in self.steps], dtype=np.int64)
+
+    @property
+    def demand(self) -> Demand:
+        """Demands of all steps together."""
+        total = Demand()
+        for step in self.steps:
+            total += step.demand
+        return total
+
+    @property
+    def machine(self) -> Machine:
+        """The hardware that ran."""
+        return self.setting.machine
+
+    def strategy_counts(self) -> dict[str, int]:
+        """Return how many adapters each strategy serves."""
+        counts = np.bincount(self.strategies, minlength=len(STRATEGIES)).tolist()
+        return dict(zip(STRATEGIES, counts, strict=True))
+
+
+def machine_of(resolved: Resolved, spec: SystemSpec) -> Machine:
+    """Return the hardware of `spec` in this run."""
+    link = resolved.link if spec.far.link is None else load_link(spec.far.link)
+    return build_machine(
+        spec,
+        model=resolved.model,
+        gpu=resolved.gpu,
+        fabric=resolved.fabric,
+        link=link,
+        device=resolved.device,
+        num_devices=resolved.options.num_devices,
+        link_sharing=resolved.options.link_sharing,
+        costs=resolved.costs,
+        kv_dtype=resolved.options.kv_cache_dtype,
+    )
+
+
+def setting_of(resolved: Resolved, spec: SystemSpec, tokens: int) -> Setting:
+    """Return the setting of `spec` for (sub-)batches of `tokens` tokens."""
+    machine = machine_of(resolved, spec)
+    times = GpuTimes(resolved.gpu, resolved.model, resolved.costs.gpu_mode, spec.gpus.count, resolved.fabric)
+    return Setting(spec, machine, model_work(resolved.model, tokens, times, resolved.work))
+
+
+def decode_batch(resolved: Resolved) -> Batch:
+    """Return the batch in the middle of its decode: prompt and half of the output, less half of the steps."""
+    options = resolved.options
+    drawn = resolved.source.requests(resolved.batch_size, options.seed)
+    if options.context_tokens is not None:
+        middle = np.full(len(drawn), options.context_tokens, dtype=np.int64)
+    else:
+        middle = drawn.input_tokens.astype(np.int64) + drawn.output_tokens // 2
+    return Batch(np.maximum(middle - options.steps // 2, 1), drawn.adapter.astype(np.int64))
+
+
+def _running(setting: Setting, batch: Batch, weights: int, steps: int, ranks: IntArray) -> int:
+    """Return how many of the first requests fit in HBM together with their adapters at the last step."""
+    spec, machine, work = setting.spec, setting.machine, setting.work
+    # Sharded as the base model is, so an A matrix of a column-parallel group is on every GPU.
+    rank_bytes = 2 * machine.gpus * sum(k.count * (g.a_columns + g.b_columns) for k in work.kinds for g in k.groups)
+    room = machine.hbm_budget_bytes - weights
+    kv = (batch.contexts + steps - 1) * (work.kv_token_bytes * work.layers * machine.gpus)
+    fresh = np.zeros(len(batch))
+    if spec.adapters.home == "hbm":
+        ids, first = np.unique(batch.adapters, return_index=True)
+        known = ids >= 0
+        fresh[first[known]] = ranks[ids[known]] * rank_bytes
+    held = np.cumsum((kv if spec.kv.home == "hbm" else 0) + fresh)
+    return int(np.searchsorted(held, room, side="right"))
+
+
+def decode_run(resolved: Resolved, spec: SystemSpec) -> DecodeRun:
+    """Decode `resolved.options.steps` steps of the workload's batch on `spec`.
+
+    Raises:
+        UserError: not even one request fits, or far memory is too small.
+    """
+    options = resolved.options
+    batch = decode_batch(resolved)
+    requested = len(batch)
+    ranks = resolved.source.adapter_ranks(options.seed)
+    weights = round(resident_weight_bytes(resolved.model, resolved.work.weights))
+    work = resolved.work
+    rank_bytes = adapter_bytes(resolved.model, 1, scope=work.lora_scope, shape=work.adapter_shape)
+    setting = setting_of(resolved, spec, -(-requested // options.sub_batches))
+    if spec.overflow == "limit-batch":
+        running = _running(setting, batch, weights, options.steps, ranks)
+        if running == 0:
+            raise UserError(
+                f"system {spec.name}: weights, one request's KV cache and its adapter exceed the "
+                f"{setting.machine.hbm_budget_bytes / 1e9:.1f} GB of HBM; use more or larger GPUs"
+            )
+        if running < requested:
+            batch = Batch(batch.contexts[:running], batch.adapters[:running])
+            setting = setting_of(resolved, spec, -(-running // options.sub_batches))
+    machine = setting.machine
+    far = rank_bytes * int(ranks.sum()) if spec.adapters.home == "far" else 0.0
+    if spec.kv.home == "far":
+        far += int((batch.contexts + options.steps).sum()) * setting.work.kv_token_bytes * setting.work.layers
+    if far > machine.far_capacity_bytes > 0:
+        raise UserError(
+            f"system {spec.name}: adapters and KV cache take {far / 1e12:.2f} TB, far memory has "
+            f"{machine.far_capacity_bytes / 1e12:.2f} TB; use more devices, fewer adapters or a smaller batch"
+        )
+    model = cost_model(setting, options.composition, TYPICAL_RANK)
+    served, placement, decision, hbm = decide(setting, batch, ranks, weights_bytes=weights, model=model)
+    loads = split(setting, batch, placement, ranks, options.sub_batches)
+    steps = StepModel(setting, loads, options.composition)
+    return DecodeRun(
+        spec=spec,
+        setting=setting,
+        steps=tuple(steps.step(k) for k in range(options.steps)),
+        requested=requested,
+        running=len(batch),
+        batch=batch,
+        serving=served,
+        strategies=decision.strategies,
+        kv_share=float(placement.near_tokens.sum() / batch.contexts.sum()) if spec.kv.home == "far" else 1.0,
+        loads=tuple(loads),
+        hbm=hbm,
+        far_bytes=int(far),
+    )

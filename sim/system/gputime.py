@@ -1,0 +1,135 @@
+"""Times of the GPU's part of a step in whole picoseconds, by roofline or by calibrated kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from plora.sim.hardware import kernels
+from plora.sim.hardware.gpu import Gpu, GpuMode
+from plora.sim.hardware.link import Link
+from plora.sim.llm.config import ModelConfig
+from plora.sim.llm.moe import expected_distinct_experts
+from plora.sim.system.clock import PS_PER_NS, PS_PER_S, duration_ps
+
+
+@dataclass(frozen=True)
+class GpuTimes:
+    """Kernel times of one of `gpus` GPUs that share `model` evenly.
+
+    ``roofline`` is the slower of HBM and arithmetic at their stated rates, with no constants, as the
+    paper counts. ``calibrated`` takes `plora.sim.hardware.kernels`. No grouped adapter kernel was
+    measured: adapters in HBM take one shrink and one expand kernel a group, with their measured
+    constants, and stream at the rate that large matrices reach.
+    """
+
+    gpu: Gpu
+    model: ModelConfig
+    mode: GpuMode
+    gpus: int
+    fabric: Link
+
+    @property
+    def hbm_ps(self) -> float:
+        """Picoseconds per byte of a long stream."""
+        share = 1.0 if self.mode == "roofline" else kernels.calibration(self.gpu).gemm.memory_efficiency
+        return PS_PER_S / (self.gpu.hbm_gb_per_s * 1e9 * share)
+
+    @property
+    def flop_ps(self) -> float:
+        """Picoseconds per operation."""
+        share = 1.0 if self.mode == "roofline" else kernels.calibration(self.gpu).gemm.compute_efficiency
+        return PS_PER_S / (self.gpu.fp16_tflops * 1e12 * share)
+
+    def base_ps(self, group: str, tokens: int, weight_bytes: int, flops: float) -> int:
+        """Time of the base model's kernels of one group for `tokens` tokens."""
+        if self.mode == "roofline":
+            return max(duration_ps(weight_bytes, self.hbm_ps), duration_ps(flops, self.flop_ps))
+        return round(PS_PER_NS * self._calibrated_base_ns(group, tokens))
+
+    def _calibrated_base_ns(self, group: str, tokens: int) -> float:
+        model, gpus = self.model, self.gpus
+        hidden, size = model.hidden_size, model.weight_bytes
+
+        def gemm(n: float, k: float) -> float:
+            return kernels.gemm_ns(self.gpu, tokens, n, k, "calibrated", weight_bytes=size)
+
+        def passes(widths: float) -> float:
+            return kernels.elementwise_ns(self.gpu, kernels.FP16_BYTES * tokens * widths, "calibrated")
+
+        heads = model.num_attention_heads // gpus
+        kv_heads = max(1, model.num_key_value_heads // gpus)
+        if group == "head":
+            return gemm(model.vocab_size / gpus, hidden)
+        if group == "attention_in":
+            return passes(4 * hidden) + gemm((heads + 2 * kv_heads) * model.head_dim, hidden)
+        if group == "attention_out":
+            return gemm(hidden, heads * model.head_dim)
+        dense = model.intermediate_size / gpus
+        if group == "mlp_in":
+            return passes(4 * hidden) + gemm(2 * dense, hidden)
+        if group == "mlp_mid":
+            return passes(3 * dense) + gemm(hidden, dense)
+        assert group == "experts" and model.moe is not None
+        # One fused kernel does gate, up and down of the routed experts; the router goes with it.
+        total = passes(4 * hidden) + gemm(model.moe.num_experts, hidden)
+        total += kernels.moe_ns(
+            self.gpu,
+            tokens,
+            hidden=hidden,
+            inter=model.moe.expert_intermediate_size / gpus,
+            top_k=model.moe.experts_per_token,
+            distinct=expected_distinct_experts(model.moe.num_experts, model.moe.experts_per_token, tokens),
+            mode="calibrated",
+            weight_bytes=model.expert_weight_bytes,
+        )
+        if model.moe.shared_expert_intermediate_size:
+            shared = model.moe.shared_expert_intermediate_size / gpus
+            total += gemm(2 * shared, hidden) + gemm(hidden, shared)
+        return total
+
+    def attention_ps(self, requests: int, tokens: Any, token_bytes: float, token_flops: float) -> Any:
+        """Time of attention over `tokens` tokens in HBM, for `requests` requests in one layer.
+
+        `tokens` is an integer array; the result is int64 of its shape, 0 where there are none.
+        """
+        tokens = np.asarray(tokens)
+        if self.mode == "roofline":
+            memory = np.rint(tokens * token_bytes * self.hbm_ps)
+            compute = np.rint(tokens * token_flops * self.flop_ps)
+            return np.maximum(memory, compute).astype(np.int64)
+        kv_heads = max(1, self.model.num_key_value_heads // self.gpus)
+        ns = kernels.decode_attention_ns(
+            self.gpu,
+            requests,
+            tokens.astype(np.float64),
+            query_heads=self.model.num_attention_heads // self.gpus,
+            kv_heads=kv_heads,
+            head_dim=self.model.head_dim,
+            mode="calibrated",
+            element_bytes=token_bytes / (2 * kv_heads * self.model.head_dim),
+        )
+        return np.where(tokens > 0, np.rint(ns * PS_PER_NS), 0).astype(np.int64)
+
+    def lora_ps(self, hbm_bytes: int, flops: int, kernels_share: float) -> int:
+        """Time of adapter products on the GPU that start `kernels_share` of a shrink and an expand kernel."""
+        stream = max(duration_ps(hbm_bytes, self.hbm_ps), duration_ps(flops, self.flop_ps))
+        return stream + round(self.lora_kernels_ps * kernels_share)
+
+    @property
+    def lora_kernels_ps(self) -> int:
+        """Constants of a shrink and an expand kernel."""
+        if self.mode == "roofline":
+            return 0
+        fits = kernels.calibration(self.gpu)
+        return round((fits.lora_shrink.constant_us + fits.lora_expand.constant_us) * 1000 * PS_PER_NS)
+
+    def merge_ps(self, moved_bytes: int) -> int:
+        """Time of the kernel that adds or rescales what came back from the far side."""
+        return round(PS_PER_NS * kernels.elementwise_ns(self.gpu, moved_bytes, self.mode))
+
+    def all_reduce_ps(self, message_bytes: int) -> int:
+        """Time to sum `message_bytes` over the GPUs."""
+        return round(PS_PER_NS * kernels.all_reduce_ns(self.gpu, self.fabric, message_bytes, self.gpus, self.mode))

@@ -1,0 +1,114 @@
+"""Where requests come from: a named workload, a workload file, or a recorded trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from plora.hw.defs.errors import UserError
+from plora.sim.system.work import IntArray
+from plora.sim.workload.named import Workload, load_workloads
+from plora.sim.workload.popularity import Popularity
+from plora.sim.workload.requests import PAPER_RANKS, Requests, adapter_ranks
+from plora.sim.workload.traces import read_trace
+
+DEFAULT_BATCH = 32
+DEFAULT_ADAPTERS = 1000
+"""Adapters over which a trace without adapter identities is spread."""
+
+TRACE_SUFFIXES = (".csv", ".jsonl", ".json")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Requests of one workload.
+
+    Attributes:
+        name: workload or file name.
+        workload: the named workload, or None for a trace.
+        trace: the trace, or None.
+        adapters: their number.
+        batch_size: of a decode step unless the run says otherwise.
+        ranks: ranks that adapters are drawn from.
+    """
+
+    name: str
+    workload: Workload | None
+    trace: Requests | None
+    adapters: int
+    batch_size: int
+    ranks: tuple[int, ...]
+
+    def requests(self, count: int, seed: int, rate_per_s: float = float("inf"), cv: float = 1.0) -> Requests:
+        """Return `count` requests; a trace gives its first ones with their own arrivals.
+
+        Raises:
+            UserError: the trace has fewer.
+        """
+        if self.workload is not None:
+            return self.workload.requests(count, rate_per_s, cv=cv, seed=seed)
+        assert self.trace is not None
+        if len(self.trace) < count:
+            raise UserError(f"trace {self.name} has {len(self.trace)} requests, fewer than the {count} asked for")
+        first = slice(0, count)
+        return replace(
+            self.trace,
+            arrival_s=self.trace.arrival_s[first],
+            input_tokens=self.trace.input_tokens[first],
+            output_tokens=self.trace.output_tokens[first],
+            adapter=self.trace.adapter[first],
+            prefix_blocks=None,
+            prefix_offsets=None,
+        )
+
+    def adapter_ranks(self, seed: int) -> IntArray:
+        """Return the rank of each adapter."""
+        return np.asarray(adapter_ranks(self.adapters, seed, self.ranks), dtype=np.int64)
+
+
+def _with_adapters(workload: Workload, adapters: int) -> Workload:
+    law = workload.popularity
+    if law.law == "measured":
+        raise UserError(f"workload {workload.name} takes its adapters from a trace; their number cannot be changed")
+    if law.law == "hot-set":
+        if adapters < 2:
+            raise UserError(f"workload {workload.name} has hot and other adapters; give at least 2")
+        law = replace(law, hot_adapters=min(law.hot_adapters, adapters - 1))
+    return replace(workload, popularity=replace(law, adapters=adapters))
+
+
+def load_source(name: str, num_adapters: int | None, seed: int) -> Source:
+    """Find a workload by name, or read a workload file (.toml) or a trace (.csv, .jsonl).
+
+    A trace without adapter identities is spread evenly over `num_adapters` adapters.
+
+    Raises:
+        UserError: unknown name, unreadable file, or a number of adapters that does not go with it.
+    """
+    if num_adapters is not None and not 1 <= num_adapters <= 1_000_000:
+        raise UserError(f"number of adapters is {num_adapters}; give 1 to 1000000")
+    path = Path(name)
+    if path.suffix in TRACE_SUFFIXES:
+        popularity = Popularity("uniform", num_adapters or DEFAULT_ADAPTERS)
+        trace = read_trace(path, popularity=popularity, seed=seed)
+        if num_adapters is not None and trace.adapters != num_adapters:
+            raise UserError(f"trace {name} names {trace.adapters} adapters; their number cannot be changed")
+        return Source(path.name, None, trace, trace.adapters, DEFAULT_BATCH, PAPER_RANKS)
+    if path.suffix == ".toml":
+        known = load_workloads(path)
+        own = [key for key in known if key not in load_workloads()]
+        if len(own) != 1:
+            raise UserError(f"{name}: holds {len(own)} new workloads; give exactly one, under a name of its own")
+        workload = known[own[0]]
+    else:
+        known = load_workloads()
+        if name not in known:
+            raise UserError(
+                f"unknown workload {name!r}; known: {', '.join(sorted(known))}, or a .toml, .csv or .jsonl file"
+            )
+        workload = known[name]
+    if num_adapters is not None:
+        workload = _with_adapters(workload, num_adapters)
+    return Source(name, workload, None, workload.adapters, workload.batch_size, workload.ranks)

@@ -1,0 +1,162 @@
+"""What a system is: who computes what, where data lives, and what it costs to reach.
+
+A system is one TOML file of a page; `docs/system-model.md` explains every key. The files under
+``data/systems`` are the paper's systems and ablations; a user's own file has the same keys.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from plora.hw.defs.errors import UserError
+from plora.sim.datafile import convert, read_toml
+
+_SYSTEMS = Path(__file__).parent / "data" / "systems"
+
+Strategy = Literal["E1", "E2", "E3", "E4"]
+"""How one adapter is served (the paper, section V-A).
+
+``E1`` the GPU computes from A and B in HBM; ``E2`` the GPU computes and reads A and B over the link;
+``E3`` the far side computes x A B and returns y; ``E4`` the far side computes m = x A, and the GPU
+m B from B in HBM."""
+
+STRATEGIES: tuple[Strategy, ...] = ("E1", "E2", "E3", "E4")
+
+LaunchPer = Literal["none", "layer", "adapter-layer", "adapter-matrix"]
+"""What needs a kernel launched by the host: nothing (one graph, loads and stores), a number of
+kernels a layer, one for each distinct adapter in each layer, or one for each adapter and matrix."""
+
+
+class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The GPUs: `count` of them share every matrix and head evenly (tensor parallelism)."""
+
+    count: int = 1
+
+
+class Far(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The memory behind the link.
+
+    ``devices``: the run's pool devices over the run's link. ``host``: the memory of the host CPU.
+    ``none``: nothing but HBM. `compute` is what can work beside that memory. `link` overrides the
+    run's link; `host_gb_per_s`, `host_capacity_bytes` and `host_tflops` describe the host.
+    """
+
+    memory: Literal["devices", "host", "none"]
+    compute: Literal["ndp", "cpu", "none"] = "none"
+    link: str | None = None
+    host_gb_per_s: float = 0.0
+    host_capacity_bytes: float = 0.0
+    host_tflops: float = 0.0
+
+
+class Kv(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The KV cache: where it lives, who attends over it, and whether spare HBM may hold copies."""
+
+    home: Literal["hbm", "far"]
+    attention: Literal["gpu", "distributed"]
+    hbm_copies: bool = False
+
+
+class Adapters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The adapters: where they live and which strategies may serve them.
+
+    With one strategy it is applied to all; with several the manager chooses. `assume_fits` leaves
+    cached matrices out of the HBM budget, as the paper's idealised ND(E4) does.
+    """
+
+    home: Literal["hbm", "far"]
+    strategies: tuple[Strategy, ...]
+    assume_fits: bool = False
+
+
+class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Kernels that the host launches.
+
+    `count` launches for each unit of `per`; `time_us` overrides the GPU's launch time; a `blocking`
+    launch stops the GPU's other work meanwhile (a kernel boundary and a host-driven copy), one that
+    is not overlaps with it.
+    """
+
+    per: LaunchPer = "none"
+    count: float = 1.0
+    time_us: float | None = None
+    blocking: bool = False
+
+
+class SystemSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One system.
+
+    `overflow` says what happens when what lives in HBM does not fit: ``report`` runs as if it did
+    and says so, ``limit-batch`` runs as many requests as fit and lets the others wait.
+    """
+
+    name: str
+    title: str
+    source: str
+    gpus: Gpus
+    far: Far
+    kv: Kv
+    adapters: Adapters
+    launch: Launch = Launch()
+    overflow: Literal["report", "limit-batch"] = "report"
+
+
+def _refuse(spec: SystemSpec) -> str | None:
+    """Return why `spec` makes no sense, or None."""
+    far = spec.far
+    strategies = spec.adapters.strategies
+    if spec.gpus.count < 1:
+        return f"gpus.count is {spec.gpus.count}; give at least 1"
+    if not strategies or len(set(strategies)) != len(strategies):
+        return f"adapters.strategies is {list(strategies)}; list each of E1 ... E4 at most once and at least one"
+    if far.memory == "none" and (spec.kv.home == "far" or spec.adapters.home == "far"):
+        return "kv.home or adapters.home is far, but far.memory is none; give far memory or keep both in hbm"
+    if spec.adapters.home == "hbm" and strategies != ("E1",):
+        return f"adapters live in hbm, so only E1 applies, not {list(strategies)}"
+    if far.compute == "none" and {"E3", "E4"} & set(strategies):
+        return "E3 and E4 need far.compute to be ndp or cpu"
+    if spec.kv.attention == "distributed" and (spec.kv.home != "far" or far.compute != "ndp"):
+        return "distributed attention needs kv.home far and far.compute ndp"
+    if spec.kv.hbm_copies and spec.kv.home != "far":
+        return "kv.hbm_copies needs kv.home far"
+    if (far.compute == "ndp") != (far.memory == "devices") and far.compute != "none":
+        return f"far.compute {far.compute} does not go with far.memory {far.memory} (ndp: devices, cpu: host)"
+    if far.memory == "host" and not (far.host_gb_per_s > 0 and far.host_capacity_bytes > 0):
+        return "far.memory host needs host_gb_per_s and host_capacity_bytes above 0"
+    if far.compute == "cpu" and not far.host_tflops > 0:
+        return "far.compute cpu needs host_tflops above 0"
+    if not 0 <= spec.launch.count < 1e6:
+        return f"launch.count is {spec.launch.count}; give 0 to 1e6"
+    if spec.launch.time_us is not None and not 0 <= spec.launch.time_us < 1e6:
+        return f"launch.time_us is {spec.launch.time_us}; give 0 to 1e6"
+    return None
+
+
+def check_system(spec: SystemSpec, where: str) -> SystemSpec:
+    """Return `spec` if its parts go together; raises `UserError` naming `where` otherwise."""
+    reason = _refuse(spec)
+    if reason is not None:
+        raise UserError(f"{where}: {reason}")
+    return spec
+
+
+def bundled_systems() -> tuple[str, ...]:
+    """Names of the systems that come with the project, sorted."""
+    return tuple(sorted(path.stem for path in _SYSTEMS.glob("*.toml")))
+
+
+def load_system(system: str | Path) -> SystemSpec:
+    """Read a system by name or from a TOML file.
+
+    Raises:
+        UserError: unknown name, unreadable file, unknown key, or parts that do not go together.
+    """
+    path = _SYSTEMS / f"{system}.toml"
+    if str(system) not in bundled_systems():
+        path = Path(system)
+        if path.suffix != ".toml" and not path.exists():
+            raise UserError(f"unknown system {str(system)!r}; known: {', '.join(bundled_systems())}, or a .toml file")
+    return check_system(convert(read_toml(path), SystemSpec, path.name), path.name)
