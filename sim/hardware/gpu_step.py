@@ -40,15 +40,13 @@ class GpuStepTime:
     attention_ns: float
     moe_ns: float
     elementwise_ns: float
-    all_reduce_ns: float
+    exchange_ns: float
     head_ns: float
 
     @property
     def total_ns(self) -> float:
         """The whole step."""
-        return (
-            self.linear_ns + self.attention_ns + self.moe_ns + self.elementwise_ns + self.all_reduce_ns + self.head_ns
-        )
+        return self.linear_ns + self.attention_ns + self.moe_ns + self.elementwise_ns + self.exchange_ns + self.head_ns
 
 
 def step_time(
@@ -59,6 +57,7 @@ def step_time(
     decode_context: float = 0.0,
     prefills: Sequence[Prefill] = (),
     tp: int = 1,
+    ep: int = 1,
     mode: GpuMode = "calibrated",
     kv_dtype: str = "fp16",
     weights: WeightsMode | None = None,
@@ -68,9 +67,18 @@ def step_time(
 
     `decode_context` is the mean number of tokens a decoding request attends to. ``calibrated`` sums
     corrected kernels; ``roofline`` takes max(weight bytes / HBM, operations / peak) for everything
-    but attention and adds attention, as the paper's floor figures do. Raises :class:`UserError` if
-    `tp` does not divide the heads.
+    but attention and adds attention, as the paper's floor figures do.
+
+    `tp` shards every matrix over that many GPUs, with two all-reduces a layer. `ep` spreads the
+    experts over that many GPUs, each of which serves requests like these (data parallel): a layer
+    gathers everybody's tokens before its experts and scatters the results after. Raises
+    :class:`UserError` if `tp` does not divide the heads or `ep` the experts, or both exceed 1.
     """
+    if ep < 1 or (ep > 1 and (tp > 1 or model.moe is None or model.moe.num_experts % ep)):
+        raise UserError(
+            f"expert parallelism {ep} of {model.name} with tensor parallelism {tp} is not covered; "
+            "use one of them, and a divisor of the number of experts"
+        )
     if tp < 1 or model.num_attention_heads % tp or (model.num_key_value_heads % tp and tp % model.num_key_value_heads):
         raise UserError(
             f"tensor parallelism {tp} does not divide {model.num_attention_heads} query and "
@@ -86,16 +94,20 @@ def step_time(
         return GpuStepTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     if mode == "roofline":
         operations = 2.0 * tokens * active_parameters(model, embedding=False)
-        base = roofline_ns(gpu, decode_weight_bytes(model, tokens, weights) / tp, operations / tp)
-        reduce = _all_reduce(gpu, model, tokens, tp, mode, fabric)
-        return GpuStepTime(base, attention, 0.0, 0.0, reduce, 0.0)
-    linear, moe = _layers(gpu, model, tokens, tp, kv_heads)
+        read = decode_weight_bytes(model, tokens * ep, weights) / tp
+        if ep > 1:
+            one = decode_weight_bytes(model, tokens, weights, experts="active")
+            read = one + (read - one) / ep
+        base = roofline_ns(gpu, read, operations / tp)
+        exchanged = _exchanges(gpu, model, tokens, tp, ep, mode, fabric)
+        return GpuStepTime(base, attention, 0.0, 0.0, exchanged, 0.0)
+    linear, moe = _layers(gpu, model, tokens, tp, ep, kv_heads)
     return GpuStepTime(
         linear_ns=linear,
         attention_ns=attention,
         moe_ns=moe,
         elementwise_ns=_elementwise(gpu, model, tokens, tp),
-        all_reduce_ns=_all_reduce(gpu, model, tokens, tp, mode, fabric),
+        exchange_ns=_exchanges(gpu, model, tokens, tp, ep, mode, fabric),
         head_ns=kernels.gemm_ns(
             gpu, outputs, model.vocab_size / tp, model.hidden_size, mode, weight_bytes=model.weight_bytes
         ),
@@ -159,7 +171,7 @@ def _attention_ns(
     return total
 
 
-def _layers(gpu: Gpu, model: ModelConfig, tokens: float, tp: int, kv_heads: int) -> tuple[float, float]:
+def _layers(gpu: Gpu, model: ModelConfig, tokens: float, tp: int, ep: int, kv_heads: int) -> tuple[float, float]:
     """Projections and routed MLPs of all layers, as engines fuse them: qkv, o, gate-up, down."""
     hidden, width = model.hidden_size, model.head_dim
 
@@ -177,14 +189,15 @@ def _layers(gpu: Gpu, model: ModelConfig, tokens: float, tp: int, kv_heads: int)
     moe = model.moe
     routed = moe.layers * kernels.moe_ns(
         gpu,
-        tokens,
+        tokens * ep,
         hidden=hidden,
         inter=moe.expert_intermediate_size / tp,
         top_k=moe.experts_per_token,
-        distinct=expected_distinct_experts(moe.num_experts, moe.experts_per_token, tokens),
+        distinct=expected_distinct_experts(moe.num_experts, moe.experts_per_token, tokens * ep) / ep,
         mode="calibrated",
         weight_bytes=model.expert_weight_bytes,
-        sharded=tp > 1,
+        sharded=tp > 1 or ep > 1,
+        routed=tokens * moe.experts_per_token,
     )
     if moe.shared_expert_intermediate_size:
         linear += moe.layers * dense_mlp(moe.shared_expert_intermediate_size)
@@ -202,9 +215,15 @@ def _elementwise(gpu: Gpu, model: ModelConfig, tokens: float, tp: int) -> float:
     return 2 * model.num_hidden_layers * norm + (model.num_hidden_layers - routed) * activation
 
 
-def _all_reduce(gpu: Gpu, model: ModelConfig, tokens: float, tp: int, mode: GpuMode, fabric: Link | None) -> float:
-    if tp == 1:
+def _exchanges(
+    gpu: Gpu, model: ModelConfig, tokens: float, tp: int, ep: int, mode: GpuMode, fabric: Link | None
+) -> float:
+    """All-reduces of tensor parallelism, gathers and scatters of expert parallelism."""
+    if tp == 1 and ep == 1:
         return 0.0
     link = fabric or load_link(gpu.fabric)
     message = kernels.FP16_BYTES * tokens * model.hidden_size
-    return 2 * model.num_hidden_layers * kernels.all_reduce_ns(gpu, link, message, tp, mode)
+    if tp > 1:
+        return 2 * model.num_hidden_layers * kernels.all_reduce_ns(gpu, link, message, tp, mode)
+    layers = model.moe.layers if model.moe else 0
+    return 2 * layers * kernels.exchange_ns(gpu, link, ep * message, ep, mode)

@@ -326,16 +326,20 @@ def moe_ns(
     mode: GpuMode,
     weight_bytes: float = FP16_BYTES,
     sharded: bool = False,
+    routed: float | None = None,
 ) -> float:
     """One layer's routed MLP: `tokens` tokens meet `distinct` experts of width `inter`.
 
-    `sharded` is whether `inter` is one GPU's share of the experts' width.
+    `sharded` is whether this GPU holds only a share of the layer: of the experts' width (`inter` is
+    that share), or of the experts (`routed` then counts the (token, expert) pairs that stay here;
+    by default all of them).
     """
+    pairs = tokens * top_k if routed is None else routed
     _check(gpu, mode, tokens=tokens, distinct=distinct)
     if tokens == 0:
         return 0.0
     if mode == "roofline":
-        operations = 6.0 * tokens * top_k * hidden * inter
+        operations = 6.0 * pairs * hidden * inter
         return roofline_ns(gpu, weight_bytes * distinct * 3 * hidden * inter, operations)
     fits = calibration(gpu)
     fit = fits.moe_sharded if sharded else fits.moe
@@ -345,7 +349,7 @@ def moe_ns(
             fit,
             rates(gpu),
             tokens=tokens,
-            routed=tokens * top_k,
+            routed=pairs,
             distinct=distinct,
             hidden=hidden,
             inter=inter,
@@ -363,6 +367,15 @@ def all_reduce_ns(gpu: Gpu, fabric: Link, message_bytes: float, gpus: int, mode:
     if mode == "roofline":
         return 2.0 * (gpus - 1) / gpus * message_bytes / fabric.gb_per_s
     return float(1e3 * all_reduce_us(calibration(gpu).all_reduce, fabric.gb_per_s, gpus, message_bytes))
+
+
+def exchange_ns(gpu: Gpu, fabric: Link, message_bytes: float, gpus: int, mode: GpuMode) -> float:
+    """All-gather or reduce-scatter whose full buffer is `message_bytes`: half an all-reduce's traffic.
+
+    Calibrated with the all-reduce's coefficients, of which either is one half in both of the
+    algorithms that libraries use; not measured on its own.
+    """
+    return all_reduce_ns(gpu, fabric, message_bytes / 2, gpus, mode)
 
 
 def elementwise_ns(gpu: Gpu, moved_bytes: float, mode: GpuMode) -> float:

@@ -184,3 +184,12 @@ def test_a_missing_or_broken_file_is_one_line(tmp_path: Path) -> None:
 def test_a_negative_payload_is_refused(read: float, write: float) -> None:
     with pytest.raises(UserError, match="at least 0"):
         wire_bytes(load_link("cxl3.1-x16"), read_bytes=read, write_bytes=write)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "rate", "simulated_ms"), [(6.722, 60, 113.47), (16.06, 60, 269.16), (6.722, 30, 225.49)]
+)
+def test_weights_on_cxl_devices_match_a_public_simulator(gigabytes: float, rate: float, simulated_ms: float) -> None:
+    # LLMServingSim, Llama-3.1-8B in bf16 on four CXL devices of 250 ns: mean TPOT, the fullest device decides
+    link = load_link("cxl3.1-x16").with_rate(rate)
+    assert read_ns(link, gigabytes * 1e9, protocol="none") / 1e6 == pytest.approx(simulated_ms, rel=0.02)
