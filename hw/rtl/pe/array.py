@@ -5,21 +5,29 @@ The numeric contract is in docs/numerics.md; its executable form is `plora.sim.g
 
 from __future__ import annotations
 
-from amaranth.hdl import unsigned
+from amaranth import Module, Signal
+from amaranth.hdl import Cat, Mux, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from plora.hw.build.platform import add_shared
 from plora.hw.defs.config import PE_ROWS, WORD_VALUES, NdpConfig
 from plora.hw.rtl.interfaces import NUMERIC_BITS, WORD_BITS
+from plora.hw.rtl.pe.channel import PeChannel
+from plora.hw.rtl.pe.dot_unit import grid_name
+from plora.hw.rtl.pe.drain import Drain
+from plora.hw.rtl.pe.merge import RowMerge, split_steps
+from plora.hw.rtl.pe.product import FP16_BITS
 
-RESULT_BITS = 16
+TAP_CODES = 3
+"""A word holds ``1 << code`` output rows, for codes 0, 1 and 2."""
 TAP_BITS = 2
-"""Bits of a tap code and of a tap index: a word holds 1, 2 or 4 output rows."""
+"""Bits of a tap code, and of a tap index."""
 
 
 def split_bits(config: NdpConfig) -> int:
     """Bits of ``split_log2``; one even where there is a single channel, which never splits."""
-    return max(1, (config.channels.bit_length() - 1).bit_length())
+    return max(1, split_steps(config).bit_length())
 
 
 def beat_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
@@ -64,7 +72,7 @@ def results_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
     """
     return data.StructLayout(
         {
-            "values": data.ArrayLayout(data.ArrayLayout(unsigned(RESULT_BITS), config.channels), PE_ROWS),
+            "values": data.ArrayLayout(data.ArrayLayout(unsigned(FP16_BITS), config.channels), PE_ROWS),
             "numeric": data.ArrayLayout(data.ArrayLayout(unsigned(NUMERIC_BITS), config.channels), PE_ROWS),
             "tap_index": TAP_BITS,
             "last_tap": 1,
@@ -74,15 +82,46 @@ def results_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
     )
 
 
+def _control_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
+    """What travels beside the sums of a group until its results leave."""
+    return data.StructLayout(
+        {
+            "valid": 1,
+            "split_log2": split_bits(config),
+            "tap_index": TAP_BITS,
+            "last_tap": 1,
+            "second_row": 1,
+            "tag": tag_bits,
+        }
+    )
+
+
 class PeArray(wiring.Component):
-    """``PE_ROWS`` x ``channels`` x ``WORD_VALUES`` multiply-adds.
+    """``PE_ROWS`` x ``channels`` x ``WORD_VALUES`` multiply-adds::
+
+        beats -> [registers] -> dot units: 3 steps -> row merge -> drains: 3 steps -> results
+                            2 per channel, row    1 adder per  1 per channel, row
+                                                  channel, row
+
+    Cycle behaviour. Nothing ever waits inside; beats are admitted so that what they lead to is free
+    when they get there. A beat accepted in cycle t with ``last`` gives its result in cycle
+    ``t + latency + split_log2``.
+
+    * Beats without ``last`` are accepted every cycle.
+    * A channel and row have one drain, one result a cycle. A word with several output rows
+      therefore passes the array once for each, with only that tap's lanes enabled, and is accepted
+      with the last: 2 or 4 cycles a beat. Results come in the order of ``tap_index``.
+    * Merging the parts of a split takes the adders of the row merge ``split_log2`` cycles more, and
+      the next ``last`` is accepted so much later. Beats without ``last`` are not held up.
+
+    Sums stay in the accumulators between beats, however far apart, until a beat with ``first``.
 
     Parameters:
         config: sizes.
         tag_bits: width of the beat's tag, at least 1.
 
     Ports:
-        beats: operands, see `beat_layout`.
+        beats: operands, see `beat_layout`. ``ready`` depends on ``valid`` and the payload.
         results: see `results_layout`; must be taken as they come.
     """
 
@@ -97,3 +136,122 @@ class PeArray(wiring.Component):
                 "results": Out(stream.Signature(results_layout(config, tag_bits), always_ready=True)),
             }
         )
+
+    @property
+    def latency(self) -> int:
+        """Cycles from the acceptance of a ``last`` beat to its result, without merging."""
+        return PeChannel.LATENCY + 1 + Drain.LATENCY
+
+    def elaborate(self, platform: object) -> Module:
+        """Build it."""
+        m = Module()
+        config, beat = self._config, self.beats.payload
+        grid = grid_name(config.accumulator)
+        steps = split_steps(config)
+        control = _control_layout(config, self._tag_bits)
+
+        # Admission: a word of several rows passes once for each, a completed sum waits for the row merge.
+        tap_index = Signal(TAP_BITS)
+        merge_busy = Signal(split_bits(config))
+        issue, last_tap = Signal(), Signal()
+        tap_lanes = Signal(WORD_VALUES)
+        with m.Switch(beat.tap):
+            for code in range(TAP_CODES):
+                taps = 1 << code
+                with m.Case(code):
+                    m.d.comb += last_tap.eq(tap_index == taps - 1)
+                    lanes = WORD_VALUES // taps
+                    m.d.comb += tap_lanes.eq(Cat((tap_index == tap).replicate(lanes) for tap in range(taps)))
+            with m.Default():
+                m.d.comb += last_tap.eq(1)
+        m.d.comb += [
+            issue.eq(self.beats.valid & ~(beat.last & merge_busy.any())),
+            self.beats.ready.eq(~(beat.last & merge_busy.any()) & last_tap),
+        ]
+        with m.If(issue):
+            m.d.sync += tap_index.eq(Mux(last_tap, 0, tap_index + 1))
+        with m.If(issue & beat.last):
+            m.d.sync += merge_busy.eq(beat.split_log2)
+        with m.Elif(merge_busy.any()):
+            m.d.sync += merge_busy.eq(merge_busy - 1)
+
+        # Without a beat no lane is enabled, and the dot units add nothing.
+        lanes_on, first = Signal(WORD_VALUES), Signal()
+        m.d.comb += [lanes_on.eq(tap_lanes & issue.replicate(WORD_VALUES)), first.eq(issue & beat.first)]
+        columns = [PeChannel(config.accumulator) for _ in range(config.channels)]
+        for channel, column in enumerate(columns):
+            add_shared(m, platform, f"channel{channel}", f"pe_channel_{grid}", column)
+            m.d.comb += [
+                column.weights.eq(beat.weights[channel]),
+                *(column.inputs[row].eq(beat.inputs[row][channel]) for row in range(PE_ROWS)),
+                column.enable.eq(beat.mask[channel] & lanes_on),
+                column.first.eq(first),
+            ]
+
+        # Control, in step with the operands until the sums are in the accumulators.
+        issued = Signal(control)
+        m.d.comb += [
+            issued.valid.eq(issue & beat.last),
+            issued.split_log2.eq(beat.split_log2),
+            issued.tap_index.eq(tap_index),
+            issued.last_tap.eq(last_tap),
+            issued.second_row.eq(beat.second_row),
+            issued.tag.eq(beat.tag),
+        ]
+        complete = self._delayed(m, "complete", issued, PeChannel.LATENCY)
+
+        # The row merge: load, then one step for each halving of the parts.
+        merging = Signal(max(1, steps))
+        remaining = Signal(split_bits(config))
+        waiting = Signal(control, reset_less=True)
+        merged = Signal(control)
+        with m.If(complete.valid):
+            m.d.sync += [
+                merging.eq(complete.split_log2.any()),
+                remaining.eq(complete.split_log2),
+                waiting.eq(complete),
+                merged.eq(complete),
+                merged.valid.eq(~complete.split_log2.any()),
+            ]
+        with m.Else():
+            finished = remaining == 1
+            m.d.sync += [
+                merging.eq(Mux(finished, 0, merging << 1)),
+                merged.eq(waiting),
+                merged.valid.eq(merging.any() & finished),
+            ]
+            with m.If(merging.any()):
+                m.d.sync += remaining.eq(remaining - 1)
+
+        result = self.results.payload
+        for row in range(PE_ROWS):
+            merge = RowMerge(config)
+            add_shared(m, platform, f"row{row}_merge", f"row_merge_{config.channels}_{grid}", merge)
+            m.d.comb += [merge.load.eq(complete.valid), merge.steps.eq(merging)]
+            for channel, column in enumerate(columns):
+                m.d.comb += merge.sums[channel].eq(column.sums[row])
+                drain = Drain(config.accumulator)
+                add_shared(m, platform, f"row{row}_channel{channel}_drain", f"drain_{grid}", drain)
+                m.d.comb += [
+                    drain.sum.eq(merge.merged[channel]),
+                    result.values[row][channel].eq(drain.value),
+                    result.numeric[row][channel].eq(drain.numeric),
+                ]
+
+        leaving = self._delayed(m, "leaving", merged, Drain.LATENCY)
+        m.d.comb += [
+            self.results.valid.eq(leaving.valid),
+            result.tap_index.eq(leaving.tap_index),
+            result.last_tap.eq(leaving.last_tap),
+            result.second_row.eq(leaving.second_row),
+            result.tag.eq(leaving.tag),
+        ]
+        return m
+
+    @staticmethod
+    def _delayed(m: Module, name: str, control: data.View, cycles: int) -> data.View:
+        for cycle in range(cycles):
+            following = Signal(control.shape(), name=f"{name}{cycle}")
+            m.d.sync += following.eq(control)
+            control = following
+        return control
