@@ -83,7 +83,7 @@ def config_of(resolved: Resolved) -> dict[str, Any]:
     return {
         "model": options.model,
         "workload": options.workload,
-        "workload_popularity": workload.popularity.describe() if workload else "trace",
+        "workload_origin": resolved.source.origin,
         "workload_tags": workload.tags if workload else {},
         "systems": list(options.systems),
         "batch_size": resolved.batch_size,

@@ -41,6 +41,14 @@ class Source:
     batch_size: int
     ranks: tuple[int, ...]
 
+    @property
+    def origin(self) -> dict[str, str]:
+        """Where arrivals, lengths and adapters come from."""
+        if self.workload is not None:
+            return {"adapters": f"law: {self.workload.popularity.describe()}"}
+        assert self.trace is not None
+        return dict(self.trace.metadata)
+
     def requests(self, count: int, seed: int, rate_per_s: float = float("inf"), cv: float = 1.0) -> Requests:
         """Return `count` requests; a trace gives its first ones with their own arrivals.
 
@@ -91,9 +99,10 @@ def load_source(name: str, num_adapters: int | None, seed: int) -> Source:
         raise UserError(f"number of adapters is {num_adapters}; give 1 to 1000000")
     path = Path(name)
     if path.suffix in TRACE_SUFFIXES:
-        popularity = Popularity("uniform", num_adapters or DEFAULT_ADAPTERS)
-        trace = read_trace(path, popularity=popularity, seed=seed)
-        if num_adapters is not None and trace.adapters != num_adapters:
+        trace = read_trace(path, seed=seed)
+        if trace.adapters == 0:
+            trace = read_trace(path, popularity=Popularity("uniform", num_adapters or DEFAULT_ADAPTERS), seed=seed)
+        elif num_adapters is not None and trace.adapters != num_adapters:
             raise UserError(f"trace {name} names {trace.adapters} adapters; their number cannot be changed")
         return Source(path.name, None, trace, trace.adapters, DEFAULT_BATCH, PAPER_RANKS)
     if path.suffix == ".toml":

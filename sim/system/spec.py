@@ -25,6 +25,9 @@ m B from B in HBM."""
 
 STRATEGIES: tuple[Strategy, ...] = ("E1", "E2", "E3", "E4")
 
+ALIASES = {"nsd": "plora"}
+"""Further names of bundled systems: the paper's ablation calls the complete system NSD."""
+
 LaunchPer = Literal["none", "layer", "adapter-layer", "adapter-matrix"]
 """What needs a kernel launched by the host: nothing (one graph, loads and stores), a number of
 kernels a layer, one for each distinct adapter in each layer, or one for each adapter and matrix."""
@@ -154,6 +157,7 @@ def load_system(system: str | Path) -> SystemSpec:
     Raises:
         UserError: unknown name, unreadable file, unknown key, or parts that do not go together.
     """
+    system = ALIASES.get(str(system), system)
     path = _SYSTEMS / f"{system}.toml"
     if str(system) not in bundled_systems():
         path = Path(system)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plora.hw.defs.errors import UserError
+from plora.sim.system.config import RunOptions, resolve
+from plora.sim.system.decode import DecodeRun, decode_run
+from plora.sim.system.report import config_of, steps_csv, system_result
+
+
+def decoded(system: str, **choices: Any) -> DecodeRun:
+    resolved = resolve(RunOptions(systems=(system,), **choices))
+    return decode_run(resolved, resolved.systems[0])
+
+
+def test_the_same_seed_gives_the_same_results_and_another_one_others() -> None:
+    first, again, other = (system_result(decoded("pure-cxl", seed=s)) for s in (3, 3, 4))
+    assert first == again
+    assert first["tpot_ms"] != other["tpot_ms"]
+
+
+def test_steps_grow_by_one_token_and_centre_on_the_context() -> None:
+    run = decoded("plora", context_tokens=1000, steps=10)
+    assert run.batch.contexts.tolist() == [995] * 32
+    assert list(run.step_ps) == sorted(run.step_ps)
+    assert steps_csv([run]).count("\n") == 11
+
+
+def test_hbm_holds_only_what_fits_and_the_others_wait() -> None:
+    run = decoded("s-lora", workload="uniform-long", batch_size=256)
+    assert run.running < run.requested == 256
+    assert run.hbm.fits
+    assert not decoded("all-hbm", workload="uniform-long", batch_size=256).hbm.fits
+
+
+def test_kv_copies_and_cached_adapters_stay_within_hbm() -> None:
+    for workload in ("uniform", "skewed-long"):
+        for batch in (32, 256, 1024):
+            run = decoded("plora", workload=workload, batch_size=batch, steps=1, composition="additive")
+            assert run.hbm.fits, f"{workload} {batch}: {run.hbm}"
+
+
+def test_a_pool_that_cannot_hold_adapters_and_kv_is_refused() -> None:
+    with pytest.raises(UserError, match=r"adapters and KV cache take .* TB, far memory has 2\.05 TB"):
+        decoded("plora", num_adapters=20_000)
+
+
+def test_weights_beyond_hbm_are_refused() -> None:
+    with pytest.raises(UserError, match=r"the weights take .* GB"):
+        decoded("plora", model="llama3.1-70b", num_adapters=10)
+    with pytest.raises(UserError, match="one request's KV cache"):
+        decoded("s-lora", model="llama3.1-70b", num_adapters=10)
+
+
+def test_results_state_every_number_that_went_in() -> None:
+    resolved = resolve(RunOptions(gpu_numbers={"hbm_gb_per_s": 4000}, costs={"polls": 3.0}))
+    config = config_of(resolved)
+    assert config["gpu"]["hbm_gb_per_s"] == 4000
+    assert config["costs"]["polls"] == 3.0
+    assert config["preset"] == "priced"
+    assert config["system_specs"]["plora"]["adapters"]["strategies"] == ("E1", "E2", "E3", "E4")
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"gpu_numbers": {"hbm": 1.0}}, "gpu_numbers: unknown key 'hbm'"),
+        ({"gpu_numbers": {"hbm_gb_per_s": float("nan")}}, "give a finite number"),
+        ({"device_numbers": {"dram_gb_per_s": -1.0}}, "give a finite number of at least 0"),
+        ({"costs": {"descriptor": 1}}, "costs: unknown key 'descriptor'"),
+        ({"costs": {"gpu_mode": "calibrated", "weights": "nominal"}}, "use weights exact"),
+        ({"systems_changed": {"pure-cxl": {}}}, "not among the systems"),
+        ({"systems_changed": {"plora": {"kv": {"home": "hbm"}}}}, "distributed attention needs"),
+        ({"batch_size": 0}, "batch size is 0"),
+        ({"num_devices": 0}, "number of devices is 0"),
+        ({"steps": 0}, "number of steps is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"num_adapters": 0}, "number of adapters is 0"),
+        ({"workload": "lmsys", "num_adapters": 5}, "cannot be changed"),
+        ({"workload": "nowhere.csv"}, "nowhere.csv"),
+        ({"systems": ()}, "no system named"),
+        ({"device": "cxl-expander"}, "has no ndp_tflops"),
+    ],
+)
+def test_bad_choices_are_refused_in_one_line(choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        resolved = resolve(RunOptions(**choices))
+        decode_run(resolved, resolved.systems[0])
+    assert "\n" not in str(caught.value)
