@@ -42,7 +42,7 @@ class CxlFlitData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     """A CXL flit: slots that take headers only, and generic slots that take headers or data."""
 
     flit_bytes: int
-    header_slots: list[Slots]
+    header_slots: tuple[Slots, ...]
     generic_slots: Slots
     all_data_flits: bool
     encoding_efficiency: Number

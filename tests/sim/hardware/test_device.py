@@ -41,3 +41,19 @@ def test_bad_device_data_names_the_key(tmp_path: Path, line: str, word: str) -> 
     path.write_text(f"[mine]\ndram_gb_per_s = 100\ncapacity_bytes = 1e9\nndp_tflops = 1\n{line}\n")
     with pytest.raises(UserError, match=word):
         load_devices(path)
+
+
+def test_descriptions_of_hardware_can_be_keys() -> None:
+    from plora.sim.hardware.gpu import load_gpu
+    from plora.sim.hardware.link import load_link
+    from plora.sim.llm import load_model
+    from plora.sim.workload import load_workload
+
+    things = (
+        load_gpu("h100-sxm"),
+        load_link("cxl3.1-x16"),
+        load_device("plora"),
+        load_model("llama2-7b"),
+        load_workload("lmsys"),
+    )
+    assert len({thing: thing.name for thing in things}) == len(things)

@@ -42,6 +42,51 @@ def test_parameter_count_is_the_published_one(name: str, published: int) -> None
     assert parameters(load_model(name)) == published
 
 
+OTHERS = {
+    # one small model of each family that is not bundled; totals as their checkpoints list them
+    "Qwen1.5-MoE-A2.7B": (
+        14_315_784_192,
+        {"model_type": "qwen2_moe", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24}
+        | {"num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 151936, "num_experts": 60}
+        | {"num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+    ),
+    "Qwen2-7B": (
+        7_615_616_512,
+        {"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
+        | {"num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064},
+    ),
+    "Mistral-7B-v0.1": (
+        7_241_732_096,
+        {"model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+        | {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "sliding_window": 4096},
+    ),
+    "Llama-3.2-1B": (
+        1_235_814_400,
+        {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+        | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256}
+        | {"tie_word_embeddings": True},
+    ),
+    "Qwen3-0.6B": (
+        596_049_920,
+        {"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
+        | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
+        | {"tie_word_embeddings": True},
+    ),
+    "gpt-oss-20b": (
+        20_914_757_184,
+        {"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24}
+        | {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088}
+        | {"num_local_experts": 32, "num_experts_per_tok": 4, "attention_bias": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_parameter_count_of_every_other_family(name: str) -> None:
+    published, raw = OTHERS[name]
+    assert parameters(parse_model(raw, name=name)) == published
+
+
 @pytest.mark.parametrize(
     ("name", "published"), [("qwen3-30b-a3b", 3.3e9), ("mixtral-8x7b", 12.9e9), ("gpt-oss-120b", 5.13e9)]
 )
