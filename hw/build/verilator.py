@@ -38,22 +38,31 @@ _OPTIMIZE_RUNTIME = "-O1"
 _EMPTY_DESIGN = "module empty(input clk);\nendmodule\n"
 
 
-def build_library(verilog: str, *, top: str, channels: int, trace: str | None = None, name: str | None = None) -> Path:
-    """Return the path of a shared library with the design ``verilog`` inside the test bench of `plora.hw.cosim`.
+def build_library(
+    verilog: str,
+    *,
+    top: str,
+    channels: int = 0,
+    trace: str | None = None,
+    name: str | None = None,
+    harness: Path = HARNESS,
+) -> Path:
+    """Return the path of a shared library with the design ``verilog`` inside a C++ test bench.
 
     Args:
         verilog: text of the design.
         top: its top module, with the outer ports of the device.
-        channels: number of its ``m_axi`` ports.
+        channels: number of its ``m_axi`` ports, ``NDP_CHANNELS`` in C++.
         trace: compile waves in, ``"vcd"`` or ``"fst"`` (slower to build and to run; FST needs zlib's headers).
         name: what to call the library; default ``top``.
+        harness: folder of the test bench, with a file ``harness.cpp``; default that of `plora.hw.cosim`.
 
     Raises:
         UserError: a tool is missing, or one of them failed; the message names the log.
     """
     build = _Build(trace)
-    harness = sorted(path for path in HARNESS.rglob("*") if path.is_file())
-    key = content_key(verilog, *[path.read_bytes() for path in harness], f"{top} {channels}", build.identity)
+    sources = sorted(path for path in harness.rglob("*") if path.is_file())
+    key = content_key(verilog, *[path.read_bytes() for path in sources], f"{top} {channels}", build.identity)
     label = (name or top) + (f"-{trace}" if trace else "")
 
     def fill(work: Path) -> None:
@@ -61,7 +70,7 @@ def build_library(verilog: str, *, top: str, channels: int, trace: str | None = 
         (work / f"{top}.v").write_text(verilog)
         with (work / "build.log").open("w") as log:
             objects = build.verilate(work, top, [f"lib{PREFIX}.a"], log)
-            build.link(work, objects, runtime, channels, log)
+            build.link(work, objects, runtime, harness, channels, log)
         shutil.rmtree(objects)
 
     folder = _cached(f"lib-{label}", key, fill)
@@ -153,7 +162,7 @@ class _Build:
         )
         return objects
 
-    def link(self, work: Path, objects: Path, runtime: Path, channels: int, log: TextIO) -> None:
+    def link(self, work: Path, objects: Path, runtime: Path, harness: Path, channels: int, log: TextIO) -> None:
         """Compile the test bench against the design in ``objects`` and link everything to ``work/libndp.so``."""
         include = self._include(objects)
         self._run(
@@ -166,7 +175,7 @@ class _Build:
                 *([f"-DNDP_TRACE_{self.trace.upper()}"] if self.trace else []),
                 *("-isystem", str(objects), "-isystem", include, "-isystem", f"{include}/vltstd"),
                 *("-shared", "-o", str(work / LIBRARY)),
-                str(HARNESS / "harness.cpp"),
+                str(harness / "harness.cpp"),
                 str(objects / f"lib{PREFIX}.a"),
                 str(runtime),
                 "-pthread",
