@@ -14,7 +14,11 @@ setup(
         f"plora.{name}" for layer in LAYERS for name in [layer, *(f"{layer}.{sub}" for sub in find_packages(layer))]
     ],
     package_data={
-        "": ["*.toml", "*.json", "*.csv", "*.csv.gz", "*.cpp", "*.h", "*.v", "*.vlt", "py.typed"],
+        # data/ and results/ are folders of a package, not packages
+        "": [
+            *("data/**/*", "results/*.json", "*.toml", "*.json", "*.csv", "*.csv.gz"),
+            *("*.cpp", "*.h", "*.v", "*.vlt", "py.typed"),
+        ],
     },
     zip_safe=False,
 )
