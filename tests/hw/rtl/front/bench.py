@@ -8,50 +8,85 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from amaranth.hdl import Module
+from amaranth.hdl import Cat, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.sim import Simulator
 
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
 from plora.hw.defs.descriptor import FIELDS, Descriptor
-from plora.hw.defs.ports import Burst, Resp
+from plora.hw.defs.ports import ADDRESS_BITS, DATA_BITS, Burst, Resp, memory_bus
 from plora.hw.defs.queue import Completion, submission_line
 from plora.hw.defs.registers import global_offset, queue_offset
 from plora.hw.rtl.core.signature import NdpCoreSignature
+from plora.hw.rtl.device import NdpDevice
 
 LINE = WORD_BYTES
 Testbench = Callable[[Any], Awaitable[None]]
 
 
-def simulate(dut: Any, *testbenches: Testbench, background: Iterable[Testbench] = (), max_cycles: int = 50_000) -> int:
-    """Run until every one of ``testbenches`` has ended; fail where that takes more than ``max_cycles``."""
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-9)
-    running = len(testbenches)
-    cycles = 0
+class Bench:
+    """A simulator that is made once and run many times: making it takes longer than most runs.
 
-    def counted(bench: Testbench) -> Testbench:
-        async def wrapped(ctx: Any) -> None:
-            nonlocal running
-            await bench(ctx)
-            running -= 1
+    Each `run` starts from reset, with other testbenches.
+    """
 
-        return wrapped
+    SLOTS = 12
 
-    async def watchdog(ctx: Any) -> None:
-        nonlocal cycles
-        while running:
-            await ctx.tick()
-            cycles += 1
-            assert cycles < max_cycles, f"nothing came of it in {max_cycles} cycles"
+    def __init__(self, dut: Any) -> None:
+        self.dut = dut
+        self._simulator = Simulator(dut)
+        self._simulator.add_clock(1e-9)
+        self._background: list[Testbench] = []
+        self._foreground: list[Testbench] = []
+        self._fresh = True
+        for slot in range(self.SLOTS):
+            self._add(slot)
+        self._simulator.add_testbench(self._watch)
 
-    for bench in testbenches:
-        simulator.add_testbench(counted(bench))
-    for bench in background:
-        simulator.add_testbench(bench, background=True)
-    simulator.add_testbench(watchdog)
-    simulator.run()
-    return cycles
+    def _add(self, slot: int) -> None:
+        async def background(ctx: Any) -> None:
+            if slot < len(self._background):
+                await self._background[slot](ctx)
+
+        async def foreground(ctx: Any) -> None:
+            if slot < len(self._foreground):
+                await self._foreground[slot](ctx)
+                self._running -= 1
+
+        self._simulator.add_testbench(background, background=True)
+        self._simulator.add_testbench(foreground)
+
+    async def _watch(self, ctx: Any) -> None:
+        async for _ in ctx.tick():
+            self.cycles += 1
+            assert self.cycles < self._limit, f"nothing came of it in {self._limit} cycles"
+            if not self._running:
+                return
+
+    def run(self, *testbenches: Testbench, background: Iterable[Testbench] = (), max_cycles: int = 50_000) -> int:
+        """Run until all ``testbenches`` have ended and return the cycles; fail after ``max_cycles``."""
+        if not self._fresh:
+            self._simulator.reset()
+        self._fresh = False
+        self._foreground, self._background = list(testbenches), list(background)
+        assert max(len(self._foreground), len(self._background)) <= self.SLOTS
+        self._running, self._limit, self.cycles = len(self._foreground), max_cycles, 0
+        self._simulator.run()
+        return self.cycles
+
+
+class Driver:
+    """Sets signals, only where they change."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+        self._known: dict[int, int] = {}
+
+    def __call__(self, signal: Any, value: int) -> None:
+        value = int(value)
+        if self._known.get(id(signal), 0) != value:
+            self._known[id(signal)] = value
+            self._ctx.set(signal, value)
 
 
 class StableChannel:
@@ -59,13 +94,32 @@ class StableChannel:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._pending: tuple[Any, ...] | None = None
+        self._pending: int | None = None
 
-    def see(self, valid: int, ready: int, payload: tuple[Any, ...]) -> None:
+    def see(self, valid: int, ready: int, payload: int) -> None:
         if self._pending is not None:
             assert valid, f"{self._name}: valid withdrawn"
             assert payload == self._pending, f"{self._name}: payload changed while waiting"
         self._pending = payload if valid and not ready else None
+
+
+class AxiTaps:
+    """What `AxiMemory` samples, as few wide signals: sampling single members is what costs most time."""
+
+    def __init__(self, m: Module, bus: Any) -> None:
+        self.signals = [
+            tap(m, Cat(bus.arvalid, bus.awvalid, bus.wvalid, bus.rready, bus.bready)),
+            tap(m, Cat(bus.araddr, bus.arid, bus.arlen, bus.arsize, bus.arburst)),
+            tap(m, Cat(bus.awaddr, bus.awid, bus.awlen, bus.awsize, bus.awburst)),
+            tap(m, Cat(bus.wdata, bus.wstrb, bus.wlast)),
+        ]
+
+
+def tap(m: Module, value: Any) -> Signal:
+    """A signal of ``m`` that follows ``value``."""
+    signal = Signal(len(Value.cast(value)), name="tap")
+    m.d.comb += signal.eq(value)
+    return signal
 
 
 @dataclass
@@ -86,6 +140,7 @@ class AxiMemory:
     """
 
     bus: Any
+    taps: AxiTaps
     size_bytes: int
     seed: int = 0
     stall: float = 0.0
@@ -106,67 +161,57 @@ class AxiMemory:
         if not self.data:
             self.data = bytearray(self.size_bytes)
 
-    async def run(self, ctx: Any) -> None:  # noqa: C901
+    async def run(self, ctx: Any) -> None:
         bus, rng = self.bus, random.Random(self.seed)
+        drive = Driver(ctx)
         reads: dict[int, deque[_Read]] = {}
         addresses: deque[tuple[int, int]] = deque()
         words: deque[tuple[int, int]] = deque()
         pending: dict[int, deque[tuple[int, int, int, int]]] = {}
-        read_out: tuple[int, int] | None = None
+        read_out, ack_out = False, False
         read_now: tuple[int, _Read] | None = None
-        ack_out = False
-        ready = {"ar": 0, "aw": 0, "w": 0}
-        stable = {name: StableChannel(name) for name in ready}
-        while True:
-            sampled = await ctx.tick().sample(
-                bus.arvalid, bus.arid, bus.araddr, bus.arlen, bus.arsize, bus.arburst,
-                bus.awvalid, bus.awid, bus.awaddr, bus.awlen, bus.awsize, bus.awburst,
-                bus.wvalid, bus.wdata, bus.wstrb, bus.wlast,
-                bus.rready, bus.bready,
-            )  # fmt: skip
-            (arvalid, arid, araddr, arlen, arsize, arburst) = sampled[2:8]
-            (awvalid, awid, awaddr, awlen, awsize, awburst) = sampled[8:14]
-            (wvalid, wdata, wstrb, wlast, rready, bready) = sampled[14:20]
+        ar_ready = aw_ready = w_ready = False
+        stable = [StableChannel(name) for name in ("AR", "AW", "W")]
+        async for _, _, control, ar, aw, w in ctx.tick().sample(*self.taps.signals):
+            arvalid, awvalid, wvalid, rready, bready = (control >> bit & 1 for bit in range(5))
             self.cycle += 1
-            stable["ar"].see(arvalid, ready["ar"], (arid, araddr, arlen, arsize, arburst))
-            stable["aw"].see(awvalid, ready["aw"], (awid, awaddr, awlen, awsize, awburst))
-            stable["w"].see(wvalid, ready["w"], (wdata, wstrb, wlast))
+            stable[0].see(arvalid, ar_ready, ar)
+            stable[1].see(awvalid, aw_ready, aw)
+            stable[2].see(wvalid, w_ready, w)
 
-            if arvalid and ready["ar"]:
-                size = (arlen + 1) * LINE
-                assert arsize == 6 and arburst == Burst.INCR and araddr % LINE == 0
-                assert araddr // 4096 == (araddr + size - 1) // 4096, f"burst at {araddr:#x} crosses 4 KiB"
-                self._check(araddr, size, False)
-                reads.setdefault(arid, deque()).append(_Read(araddr, arlen + 1, self._due(rng)))
-            if awvalid and ready["aw"]:
-                assert awsize == 6 and awlen == 0 and awburst == Burst.INCR and awaddr % LINE == 0
-                self._check(awaddr, LINE, True)
-                addresses.append((awid, awaddr))
-            if wvalid and ready["w"]:
-                assert wlast
-                words.append((wdata, wstrb))
+            if arvalid and ar_ready:
+                address, name, beats = self._address(ar)
+                assert address // 4096 == (address + beats * LINE - 1) // 4096, f"{address:#x} crosses 4 KiB"
+                self._check(address, beats * LINE, False)
+                reads.setdefault(name, deque()).append(_Read(address, beats, self._due(rng)))
+            if awvalid and aw_ready:
+                address, name, beats = self._address(aw)
+                assert beats == 1
+                self._check(address, LINE, True)
+                addresses.append((name, address))
+            if wvalid and w_ready:
+                assert w >> DATA_BITS + LINE == 1, "a line is the last of its burst"
+                words.append((w & (1 << DATA_BITS) - 1, w >> DATA_BITS & (1 << LINE) - 1))
             while addresses and words:
                 (name, address), (word, strobe) = addresses.popleft(), words.popleft()
                 pending.setdefault(name, deque()).append((address, word, strobe, self._due(rng)))
 
             if ack_out and bready:
                 ack_out = False
-                ctx.set(bus.bvalid, 0)
-            if not ack_out and not self.hold_acks and rng.random() >= self.stall:
+            if not ack_out and not self.hold_acks and pending and self._goes(rng):
                 due = [name for name, queue in pending.items() if queue and queue[0][3] <= self.cycle]
                 if due:
                     name = rng.choice(due)
                     address, word, strobe, _ = pending[name].popleft()
                     self._store(address, word, strobe)
                     ack_out = True
-                    ctx.set(bus.bvalid, 1)
-                    ctx.set(bus.bid, name)
-                    ctx.set(bus.bresp, Resp.SLVERR if address in self.write_errors else Resp.OKAY)
+                    drive(bus.bid, name)
+                    drive(bus.bresp, Resp.SLVERR if address in self.write_errors else Resp.OKAY)
+            drive(bus.bvalid, ack_out)
 
-            if read_out is not None and rready:
-                read_out = None
-                ctx.set(bus.rvalid, 0)
-            if read_out is None and rng.random() >= self.stall:
+            if read_out and rready:
+                read_out = False
+            if not read_out and (read_now or reads) and self._goes(rng):
                 if read_now is None:
                     due = [name for name, queue in reads.items() if queue and queue[0].due <= self.cycle]
                     if due:
@@ -174,25 +219,36 @@ class AxiMemory:
                         read_now = name, reads[name].popleft()
                 if read_now is not None:
                     name, read = read_now
-                    word = int.from_bytes(self.data[read.address : read.address + LINE], "little")
                     self.reads.append((self.cycle, read.address))
-                    read_out = name, word
-                    ctx.set(bus.rvalid, 1)
-                    ctx.set(bus.rid, name)
-                    ctx.set(bus.rdata, word)
-                    ctx.set(bus.rresp, Resp.SLVERR if read.address in self.read_errors else Resp.OKAY)
-                    ctx.set(bus.rlast, read.beats == 1)
+                    read_out = True
+                    drive(bus.rid, name)
+                    drive(bus.rdata, int.from_bytes(self.data[read.address : read.address + LINE], "little"))
+                    drive(bus.rresp, Resp.SLVERR if read.address in self.read_errors else Resp.OKAY)
+                    drive(bus.rlast, read.beats == 1)
                     read.address += LINE
                     read.beats -= 1
                     if not read.beats:
                         read_now = None
+            drive(bus.rvalid, read_out)
 
-            ready["ar"] = int(rng.random() >= self.stall)
-            ready["aw"] = int(rng.random() >= self.stall and (not self.data_first or len(words) > len(addresses)))
-            ready["w"] = int(rng.random() >= self.stall and (not self.address_first or len(addresses) > len(words)))
-            ctx.set(bus.arready, ready["ar"])
-            ctx.set(bus.awready, ready["aw"])
-            ctx.set(bus.wready, ready["w"])
+            ar_ready = self._goes(rng)
+            aw_ready = self._goes(rng) and (not self.data_first or len(words) > len(addresses))
+            w_ready = self._goes(rng) and (not self.address_first or len(addresses) > len(words))
+            drive(bus.arready, ar_ready)
+            drive(bus.awready, aw_ready)
+            drive(bus.wready, w_ready)
+
+    def _goes(self, rng: random.Random) -> bool:
+        return not self.stall or rng.random() >= self.stall
+
+    @staticmethod
+    def _address(channel: int) -> tuple[int, int, int]:
+        """Byte address, id and beats of a sampled AR or AW."""
+        address = channel & (1 << ADDRESS_BITS) - 1
+        rest = channel >> ADDRESS_BITS
+        name, length, size, burst = rest & 15, rest >> 4 & 255, rest >> 12 & 7, rest >> 15
+        assert size == 6 and burst == Burst.INCR and address % LINE == 0
+        return address, name, length + 1
 
     def _due(self, rng: random.Random) -> int:
         return self.cycle + rng.randint(*self.latency)
@@ -218,14 +274,14 @@ class Hdm:
     channels: list[AxiMemory]
 
     @classmethod
-    def of(cls, dut: Any, config: NdpConfig, **options: Any) -> Hdm:
+    def of(cls, buses: list[Any], taps: list[AxiTaps], config: NdpConfig, **options: Any) -> Hdm:
         size = (1 << config.dpa_bits) // config.channels
         seed = options.pop("seed", 0)
         return cls(
             config,
             [
-                AxiMemory(getattr(dut, f"m_axi_{c}"), size, seed=1000 * seed + c, **options)
-                for c in range(config.channels)
+                AxiMemory(bus, tap_, size, seed=1000 * seed + c, **options)
+                for c, (bus, tap_) in enumerate(zip(buses, taps, strict=True))
             ],
         )
 
@@ -252,6 +308,19 @@ class Hdm:
     def channel_line(self, address: int) -> tuple[AxiMemory, int]:
         word = address // LINE
         return self.channels[word % self.config.channels], word // self.config.channels * LINE
+
+    def restrict(self, allowed: Callable[[int, bool], bool]) -> None:
+        """Let every access to a line for which ``allowed(dpa, write)`` is false fail the test."""
+
+        def rule(channel: int) -> Callable[[int, int, bool], bool]:
+            def check(address: int, size: int, write: bool) -> bool:
+                words = range(address // LINE, (address + size) // LINE)
+                return all(allowed((w * self.config.channels + channel) * LINE, write) for w in words)
+
+            return check
+
+        for channel, memory in enumerate(self.channels):
+            memory.allowed = rule(channel)
 
     @property
     def background(self) -> list[Testbench]:
@@ -436,11 +505,20 @@ class ScriptedCore(wiring.Component):
         return Module()
 
 
+class CoreTaps:
+    """What `CoreModel` samples."""
+
+    def __init__(self, m: Module, core: Any) -> None:
+        self.control = tap(m, Cat(core.fetched.valid, core.completed.ready))
+        self.payload = tap(m, Value.cast(core.fetched.payload))
+
+
 @dataclass
 class CoreModel:
     """Drives a `ScriptedCore`: every descriptor takes ``delay`` cycles and ends as ``judge`` says."""
 
     core: Any
+    taps: CoreTaps
     judge: Callable[[Fetched], Outcome] = lambda fetched: Outcome(status=fetched.verdict)
     delay: int = 5
     capacity: int = 4
@@ -453,13 +531,26 @@ class CoreModel:
 
     async def run(self, ctx: Any) -> None:
         fetched, completed = self.core.fetched, self.core.completed
+        layout = fetched.payload.shape()
+        drive = Driver(ctx)
         held: deque[tuple[int, Fetched]] = deque()
-        ctx.set(self.core.idle, 1)
-        while True:
-            ctx.set(fetched.ready, len(held) < self.capacity)
-            if held and not self.paused and held[0][0] <= self.cycle:
-                item = held[0][1]
-                outcome = self.judge(item)
+        drive(self.core.idle, 1)
+        drive(fetched.ready, 1)
+        ready, report = True, False
+        async for _, _, control, payload in ctx.tick().sample(self.taps.control, self.taps.payload):
+            valid, taken = control & 1, control >> 1
+            self.cycle += 1
+            if report and taken:
+                held.popleft()
+                self.reported.append(self.cycle)
+                report = False
+            if valid and ready:
+                item = self._decode(layout.from_bits(payload))
+                self.seen.append(item)
+                held.append((self.cycle + self.delay, item))
+            if held and not report and not self.paused and held[0][0] <= self.cycle:
+                report = True
+                item, outcome = held[0][1], self.judge(held[0][1])
                 ctx.set(
                     completed.payload,
                     {
@@ -471,28 +562,74 @@ class CoreModel:
                         "cycles": outcome.cycles,
                     },
                 )
-                ctx.set(completed.valid, 1)
-            else:
-                ctx.set(completed.valid, 0)
-            sampled = await ctx.tick().sample(
-                fetched.valid, fetched.ready, fetched.payload, completed.valid, completed.ready
-            )
-            valid, ready, payload, report, taken = sampled[2:]
-            self.cycle += 1
-            if report and taken:
-                held.popleft()
-                self.reported.append(self.cycle)
+            ready = len(held) < self.capacity
+            drive(completed.valid, report)
+            drive(fetched.ready, ready)
+
+    def _decode(self, payload: Any) -> Fetched:
+        names = [name for name in Fetched.__dataclass_fields__ if name not in ("descriptor", "cycle")]
+        return Fetched(
+            descriptor=Descriptor(**{f.name: payload.descriptor[f.name] for f in FIELDS}),
+            **{name: payload[name] for name in names},
+            cycle=self.cycle,
+        )
+
+
+class DeviceBench(Bench):
+    """The device of ``config`` with a scripted core; `start` gives each run its own memories and host."""
+
+    def __init__(self, config: NdpConfig) -> None:
+        self.config = config
+        self.core_ports = ScriptedCore(config)
+        self.device = NdpDevice(config, self.core_ports)
+        m = Module()
+        m.submodules.device = self.device
+        self.buses = [getattr(self.device, memory_bus(c)) for c in range(config.channels)]
+        self.taps = [AxiTaps(m, bus) for bus in self.buses]
+        self.core_taps = CoreTaps(m, self.core_ports)
+        super().__init__(m)
+        self.start()
+
+    def start(self, **memory: Any) -> None:
+        """Forget the last run: new memories (options of `AxiMemory`), core model and bus."""
+        self.hdm = Hdm.of(self.buses, self.taps, self.config, **memory)
+        self.mmio = Mmio(self.device.s_io)
+        self.core = CoreModel(self.core_ports, self.core_taps)
+        self.interrupts = InterruptSink(self.device.msix)
+
+    def queue(self, queue: int = 0, **options: Any) -> Ring:
+        """A queue of its own 64 KiB window, submission ring first, completion ring after 32 KiB."""
+        base = 0x10000 * (queue + 1)
+        places = {"base": base, "limit": base + 0x10000, "submission_base": base, "result_base": base + 0x8000}
+        return Ring(self.mmio, self.hdm, queue, **{**places, **options})
+
+    def only_lines_of(self, *rings: Ring) -> None:
+        """Fail on any access of the device but reads of line 0 of submission slots and writes of completion lines."""
+        reads = {ring.submission_slot(i) for ring in rings for i in range(ring.depth)}
+        writes = {ring.result_slot(i) for ring in rings for i in range(ring.depth)}
+        self.hdm.restrict(lambda address, write: address in (writes if write else reads))
+
+    def go(self, *testbenches: Testbench, **options: Any) -> int:
+        """Run ``testbenches`` beside memories, core and interrupt sink."""
+        background = [*self.hdm.background, self.core.run, self.interrupts.run]
+        return self.run(*testbenches, background=background, **options)
+
+
+@dataclass
+class InterruptSink:
+    """Takes interrupts, or none while ``held``."""
+
+    stream: Any
+    held: bool = False
+    seen: list[tuple[int, int]] = field(default_factory=list)
+    """(address, data)"""
+
+    async def run(self, ctx: Any) -> None:
+        drive = Driver(ctx)
+        ready = False
+        sample = ctx.tick().sample(self.stream.valid, self.stream.payload.as_value())
+        async for _, _, valid, payload in sample:
             if valid and ready:
-                item = Fetched(
-                    descriptor=Descriptor(**{f.name: payload.descriptor[f.name] for f in FIELDS}),
-                    **{
-                        name: payload[name]
-                        for name in (
-                            "queue", "first", "verdict", "operand_address", "result_address", "base", "limit",
-                            "submission_slot_log2", "result_slot_log2",
-                        )
-                    },
-                    cycle=self.cycle,
-                )  # fmt: skip
-                self.seen.append(item)
-                held.append((self.cycle + self.delay, item))
+                self.seen.append((payload & (1 << 64) - 1, payload >> 64))
+            ready = not self.held
+            drive(self.stream.ready, ready)
