@@ -187,19 +187,15 @@ def _row_step(config: NdpConfig, rows: int, columns: int) -> int:
 def _column_cuts(config: NdpConfig, rows: int, columns: int) -> tuple[int, ...]:
     """Cut K into the fewest tiles that fit the input buffer and a descriptor and share their sums' place.
 
-    Tiles start at whole words where K is long enough. None is so narrow that it would use the taps, and
-    either all are split over the channels or none is.
+    Tiles start at whole words where that fits. All of them are split over the channels alike.
     """
 
     def legal(width: int) -> bool:
         geometry = pack_geometry(config, rows, width)
-        return (
-            geometry.taps == 1
-            and geometry.groups == 1
-            and geometry.packed_bytes <= MAX_OPERAND_BYTES
-            and operand_row_stripes(config, width) <= config.input_half_stripes
-        )
+        stripes = operand_row_stripes(config, width)
+        return geometry.packed_bytes <= MAX_OPERAND_BYTES and stripes <= config.input_half_stripes
 
+    # Tiles are of like size, so none is narrower than half of this: wide enough not to use the taps.
     widest = min(config.input_half_stripes * config.stripe_values, columns)
     for count in range(ceil_div(columns, widest), columns + 1):
         for granule in (WORD_VALUES, 1):
@@ -253,15 +249,11 @@ def _result_ranges(tile: Tile, batch: int, config: NdpConfig, slots: SlotSizes) 
     most = min(words * WORD_VALUES // g.group_rows, g.groups)
     if most == 0:
         return None if result_row_words(len(tile.rows)) > words else [range(len(tile.rows))]
+    # At least two groups each where K is long enough to be split (a group is then no more than 16 rows), the
+    # last with the most: so the rows of a part alone are packed as they are in the tile.
     parts = ceil_div(g.groups, most)
     cuts = [part * g.groups // parts * g.group_rows for part in range(parts)] + [len(tile.rows)]
-    ranges = [range(start, end) for start, end in itertools.pairwise(cuts)]
-    # Fewer rows may be packed another way: then they cannot be taken alone.
-    fits = all(
-        result_row_words(len(rows)) <= words and pack_geometry(config, len(rows), len(tile.columns)).split == g.split
-        for rows in ranges
-    )
-    return ranges if fits else None
+    return [range(start, end) for start, end in itertools.pairwise(cuts)]
 
 
 def _operand_rows(layout: MatrixLayout, slots: SlotSizes) -> int:
@@ -402,9 +394,8 @@ def plan_lora(
             f" {a.config.name!r}: run two products"
         )
     kept = PE_ROWS * (a.config.kept_words // KEPT_ROW_WORDS)
+    # The DRAM buffer needs no look for B: a row group of 256 columns fits the smallest.
     most = min(batch, kept, _operand_rows(a, slots))
-    if _held_beats(b) > b.config.dram_buffer_stripes:
-        most = min(most, PE_ROWS)
     most = _fitting_rows(b, most, slots)
     for rows in _ranges(batch, most):
         steps = []

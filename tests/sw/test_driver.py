@@ -1,0 +1,106 @@
+"""The driver finds the device it was told of, and no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plora.hw.defs.config import NdpConfig, preset
+from plora.hw.defs.errors import UserError
+from plora.hw.defs.registers import global_offset
+from plora.sim.functional import FunctionalDevice
+from plora.sw.driver import DeviceError, Driver, LinkTraffic, line_bytes
+from plora.sw.session import open_session
+from plora.sw.tiling import SlotSizes, full_slots
+
+
+class Altered(FunctionalDevice):
+    """A device with another value in one register, or another configuration than it says."""
+
+    def __init__(self, register: str = "", value: int = 0, claims: NdpConfig | None = None) -> None:
+        super().__init__(preset("tiny"))
+        self._altered = (global_offset(register) if register else None, value)
+        self.config = claims or self.config
+
+    def mmio_read(self, offset: int) -> int:
+        return self._altered[1] if offset == self._altered[0] else super().mmio_read(offset)
+
+
+@pytest.mark.parametrize(
+    ("register", "value", "message"),
+    [
+        ("ID", 0xFFFF_FFFF, "no device: register ID reads 0xffffffff"),
+        ("INTERFACE", 2, "interface version 2, this host 1"),
+        ("CAPS", 0, "but 'tiny' has"),
+        ("BUFFERS", 0, "but 'tiny' has"),
+    ],
+)
+def test_another_device_is_refused(register: str, value: int, message: str) -> None:
+    with pytest.raises(DeviceError, match=message):
+        Driver(Altered(register, value))
+
+
+@pytest.mark.parametrize("name", ["small", "full"])
+def test_another_configuration_is_refused(name: str) -> None:
+    with pytest.raises(DeviceError, match="choose the configuration of this device"):
+        Driver(_claiming(name))
+
+
+def _claiming(name: str) -> FunctionalDevice:
+    device = FunctionalDevice(preset("tiny"))
+    read = device.mmio_read
+
+    class Port:
+        config = preset(name)
+        mmio_read = staticmethod(read)
+
+        def __getattr__(self, attribute: str) -> object:
+            return getattr(device, attribute)
+
+    return Port()  # type: ignore[return-value]
+
+
+def test_it_sets_the_timeouts_and_reads_and_clears_the_counters() -> None:
+    device = FunctionalDevice(preset("tiny"))
+    driver = Driver(device, chain_timeout_cycles=123, poll_interval_cycles=45)
+    assert device.mmio_read(global_offset("CHAIN_TIMEOUT")) == 123
+    assert device.mmio_read(global_offset("POLL_INTERVAL")) == 45
+    device.wait((1 << 32) + 7)
+    assert driver.counters()["CYCLES"] == (1 << 32) + 7
+    driver.clear_counters()
+    assert set(driver.counters().values()) == {0}
+
+
+def test_traffic_adds_up() -> None:
+    before = LinkTraffic(load_bytes=64, mmio_bytes=4)
+    after = replace(before, load_bytes=128, poll_bytes=64)
+    assert after.since(before) == LinkTraffic(load_bytes=64, poll_bytes=64)
+    assert after.since(before).total_bytes == 128
+    assert before.copy() == before
+    assert before.copy() is not before
+    assert [line_bytes(size) for size in (0, 1, 64, 65)] == [0, 64, 64, 128]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 4097])
+def test_a_ring_of_no_size_is_refused(depth: int) -> None:
+    with pytest.raises(UserError, match=f"ring depth is {depth}"):
+        open_session(FunctionalDevice(preset("tiny")), memory_bytes=1 << 20, depth=depth)
+
+
+def test_rings_that_do_not_fit_the_window_are_refused() -> None:
+    with pytest.raises(UserError, match="device memory is full: completion ring"):
+        open_session(FunctionalDevice(preset("tiny")), memory_bytes=300 << 10, depth=32)
+    with pytest.raises(UserError, match="do not fit their window"):
+        open_session(FunctionalDevice(preset("tiny")), memory_bytes=1 << 25)
+
+
+@pytest.mark.parametrize("options", [{"queue": 2}, {"queue": -1}, {"pasid": 1 << 20}, {"timeout_cycles": 0}])
+def test_a_queue_that_makes_no_sense_is_refused(options: dict[str, int]) -> None:
+    with pytest.raises(UserError, match=r"choose|has queues"):
+        open_session(FunctionalDevice(preset("tiny")), memory_bytes=1 << 20, **options)  # type: ignore[arg-type]
+
+
+def test_full_slots_hold_what_the_buffers_hold() -> None:
+    assert full_slots(preset("tiny")) == SlotSizes(13, 13)
+    assert full_slots(preset("full")) == SlotSizes(20, 19)
