@@ -57,7 +57,9 @@ class Bench:
         self._simulator.add_testbench(foreground)
 
     async def _watch(self, ctx: Any) -> None:
-        async for _ in ctx.tick():
+        tick = ctx.tick()
+        while True:
+            await tick
             self.cycles += 1
             assert self.cycles < self._limit, f"nothing came of it in {self._limit} cycles"
             if not self._running:
@@ -80,12 +82,13 @@ class Driver:
 
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
-        self._known: dict[int, int] = {}
+        # With the signal itself, lest another takes its identity.
+        self._known: dict[int, tuple[Any, int]] = {}
 
     def __call__(self, signal: Any, value: int) -> None:
         value = int(value)
-        if self._known.get(id(signal), 0) != value:
-            self._known[id(signal)] = value
+        if self._known.get(id(signal), (None, 0))[1] != value:
+            self._known[id(signal)] = signal, value
             self._ctx.set(signal, value)
 
 
@@ -172,7 +175,9 @@ class AxiMemory:
         read_now: tuple[int, _Read] | None = None
         ar_ready = aw_ready = w_ready = False
         stable = [StableChannel(name) for name in ("AR", "AW", "W")]
-        async for _, _, control, ar, aw, w in ctx.tick().sample(*self.taps.signals):
+        sample = ctx.tick().sample(*self.taps.signals)
+        while True:
+            _, _, control, ar, aw, w = await sample
             arvalid, awvalid, wvalid, rready, bready = (control >> bit & 1 for bit in range(5))
             self.cycle += 1
             stable[0].see(arvalid, ar_ready, ar)
@@ -537,7 +542,9 @@ class CoreModel:
         drive(self.core.idle, 1)
         drive(fetched.ready, 1)
         ready, report = True, False
-        async for _, _, control, payload in ctx.tick().sample(self.taps.control, self.taps.payload):
+        sample = ctx.tick().sample(self.taps.control, self.taps.payload)
+        while True:
+            _, _, control, payload = await sample
             valid, taken = control & 1, control >> 1
             self.cycle += 1
             if report and taken:
@@ -628,7 +635,8 @@ class InterruptSink:
         drive = Driver(ctx)
         ready = False
         sample = ctx.tick().sample(self.stream.valid, self.stream.payload.as_value())
-        async for _, _, valid, payload in sample:
+        while True:
+            _, _, valid, payload = await sample
             if valid and ready:
                 self.seen.append((payload & (1 << 64) - 1, payload >> 64))
             ready = not self.held
