@@ -144,8 +144,8 @@ def assemble(name: str, config: AdapterConfig, tensors: Mapping[str, Tensor], wh
     modules.sort(key=lambda module: (_natural(module.name), module.expert or 0))
     if not modules:
         raise UserError(f"{where}: holds no pair of LoRA matrices for a linear layer: nothing for the device to do")
-    _check_targets(config, modules, embeddings, saved, where)
     pairs = {path: _embedding_pair(path, parts, config, where) for path, parts in embeddings.items()}
+    _check_targets(config, modules, pairs, saved, where)
     return Adapter(name, config, tuple(modules), _host_parts(config, modules, pairs, saved), saved, pairs)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plora.hw.defs.config import NdpConfig, preset
+from plora.hw.defs.config import preset
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.registers import global_offset
 from plora.sim.functional import FunctionalDevice
@@ -16,12 +16,11 @@ from plora.sw.tiling import SlotSizes, full_slots
 
 
 class Altered(FunctionalDevice):
-    """A device with another value in one register, or another configuration than it says."""
+    """A device with another value in one register."""
 
-    def __init__(self, register: str = "", value: int = 0, claims: NdpConfig | None = None) -> None:
+    def __init__(self, register: str, value: int) -> None:
         super().__init__(preset("tiny"))
-        self._altered = (global_offset(register) if register else None, value)
-        self.config = claims or self.config
+        self._altered = (global_offset(register), value)
 
     def mmio_read(self, offset: int) -> int:
         return self._altered[1] if offset == self._altered[0] else super().mmio_read(offset)
@@ -42,23 +41,13 @@ def test_another_device_is_refused(register: str, value: int, message: str) -> N
 
 
 @pytest.mark.parametrize("name", ["small", "full"])
-def test_another_configuration_is_refused(name: str) -> None:
-    with pytest.raises(DeviceError, match="choose the configuration of this device"):
-        Driver(_claiming(name))
-
-
-def _claiming(name: str) -> FunctionalDevice:
+def test_another_configuration_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     device = FunctionalDevice(preset("tiny"))
-    read = device.mmio_read
-
-    class Port:
-        config = preset(name)
-        mmio_read = staticmethod(read)
-
-        def __getattr__(self, attribute: str) -> object:
-            return getattr(device, attribute)
-
-    return Port()  # type: ignore[return-value]
+    device.config = preset(name)
+    identity = {offset: FunctionalDevice(preset("tiny")).mmio_read(offset) for offset in range(0, 0x10, 4)}
+    monkeypatch.setattr(device, "mmio_read", identity.__getitem__)
+    with pytest.raises(DeviceError, match="choose the configuration of this device"):
+        Driver(device)
 
 
 def test_it_sets_the_timeouts_and_reads_and_clears_the_counters() -> None:
