@@ -27,7 +27,7 @@ class Tensor:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return every tensor of the safetensors file ``path`` by name.
+    """Return every tensor of the safetensors file ``path`` by name, in the order of the names.
 
     Raises:
         UserError: the file cannot be read, is truncated or corrupt, or holds a tensor of a type that is
@@ -39,7 +39,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the file and its permissions") from None
     except (SafetensorError, ValueError, OverflowError) as error:
         raise UserError(f"{path}: no whole safetensors file ({error}); copy or download it again") from None
-    return {name: _tensor(entry, f"{path}: tensor {name}") for name, entry in entries}
+    # The library's order is that of a hash map: another on every run.
+    return {name: _tensor(entry, f"{path}: tensor {name}") for name, entry in sorted(entries, key=lambda pair: pair[0])}
 
 
 def _tensor(entry: dict[str, object], where: str) -> Tensor:
