@@ -25,6 +25,9 @@ JOB_SLOT_BITS = (JOB_SLOTS - 1).bit_length()
 RECORDS = 8
 """Jobs, and refused descriptors, between decoder and completion."""
 
+FINISHED = 4
+"""Jobs that were let into the array and are not completed."""
+
 RESULT_HALVES = 2
 
 
@@ -196,6 +199,7 @@ assert ceil_div(KEPT_MAX_VALUES, WORD_VALUES) == KEPT_ROW_WORDS
 
 
 __all__ = [
+    "FINISHED",
     "JOB_SLOTS",
     "JOB_SLOT_BITS",
     "RECORDS",

@@ -1,0 +1,263 @@
+"""The beat sequencer: walks through a job, one beat a cycle."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from plora.hw.defs.config import KEPT_ROW_WORDS, WORD_VALUES, NdpConfig
+from plora.hw.rtl.core.dram_buffer import position_bits
+from plora.hw.rtl.core.feeder import beat_control_layout
+from plora.hw.rtl.core.job import (
+    JOB_SLOT_BITS,
+    Destination,
+    Region,
+    input_capacity,
+    result_address_bits,
+    result_tag_layout,
+    work_layout,
+)
+
+CYCLES_BITS = 32
+LANE_BITS = (WORD_VALUES - 1).bit_length()
+
+
+def granted_layout(config: NdpConfig) -> data.StructLayout:
+    """A job that may run: its work, its job slot, where its operand begins, and the region of its results."""
+    return data.StructLayout(
+        {
+            "work": work_layout(config),
+            "slot": JOB_SLOT_BITS,
+            "operand_base": range(input_capacity(config)),
+            "region": Region,
+        }
+    )
+
+
+def issue_layout(config: NdpConfig) -> data.StructLayout:
+    """A beat: what to read, and what goes with it.
+
+    The input buffer is read only where the beat's words are not in the stripe that it shows already.
+    """
+    return data.StructLayout(
+        {
+            "weights_position": position_bits(config),
+            "input_address": range(input_capacity(config)),
+            "input_enable": 1,
+            "kept_address": range(config.kept_words),
+            "kept_enable": 1,
+            "control": beat_control_layout(config),
+        }
+    )
+
+
+ended_layout = data.StructLayout({"valid": 1, "slot": JOB_SLOT_BITS, "region": Region, "cycles": CYCLES_BITS})
+"""A job that has its last beat in this cycle, and the cycles since its first, both counted."""
+
+activity_layout = data.StructLayout({"beat": 1, "span": 1, "stall_weights": 1, "stall_drain": 1})
+"""What this cycle is, for the counters of the same names."""
+
+
+class BeatSequencer(wiring.Component):
+    """For each row group, for each pair of operand rows, for each stripe of the group: a beat.
+
+    ::
+
+        stripe     0 1 2 | 0 1 2 | 3 4 5 | 3 4 5      two groups of three beats, two pairs of rows
+        pair       0 0 0 | 1 1 1 | 0 0 0 | 1 1 1
+        sums       F   L | F   L | F   L | F   L      first and last beat of each sum
+        freed            | 0 1 2 |       | 3 4 5      in the pass of the last pair
+
+    A beat waits until its stripe has arrived; everything else a job needs is there before it comes
+    here. Between the last beat of a job and the first of the next lies one cycle.
+
+    Ports:
+        jobs: taken while no job is being walked through.
+        issue: beats.
+        arrived: of the DRAM buffer.
+        freed: this beat was the last to need its stripe.
+        ended: see `ended_layout`.
+        activity: see `activity_layout`.
+    """
+
+    def __init__(self, config: NdpConfig) -> None:
+        self._config = config
+        super().__init__(
+            {
+                "jobs": In(stream.Signature(granted_layout(config))),
+                "issue": Out(stream.Signature(issue_layout(config))),
+                "arrived": In(position_bits(config)),
+                "freed": Out(1),
+                "ended": Out(ended_layout),
+                "activity": Out(activity_layout),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        config = self._config
+        issue = self.issue.payload
+        active = Signal()
+        job = Signal(granted_layout(config), reset_less=True)
+        work = job.work
+        start, fire = Signal(), Signal()
+        m.d.comb += [
+            self.jobs.ready.eq(~active),
+            start.eq(self.jobs.valid & self.jobs.ready),
+            fire.eq(self.issue.valid & self.issue.ready),
+        ]
+        new, new_work = self.jobs.payload, self.jobs.payload.work
+        with m.If(start):
+            m.d.sync += [job.eq(new), active.eq(1)]
+
+        # The three nested loops: what is left of each, counted down to 0.
+        beats_left = Signal.like(work.beats, reset_less=True)
+        pairs_left = Signal.like(work.pairs, reset_less=True)
+        groups_left = Signal.like(work.groups, reset_less=True)
+        first_beat, first_pair = Signal(), Signal()
+        last_beat, last_pair, last_group = Signal(), Signal(), Signal()
+        end_pass, end_group, end_job = Signal(), Signal(), Signal()
+        m.d.comb += [
+            last_beat.eq(beats_left == 0),
+            last_pair.eq(pairs_left == 0),
+            last_group.eq(groups_left == 0),
+            end_pass.eq(fire & last_beat),
+            end_group.eq(end_pass & last_pair),
+            end_job.eq(end_group & last_group),
+        ]
+        with m.If(start):
+            m.d.sync += [
+                beats_left.eq(new_work.beats - 1),
+                pairs_left.eq(new_work.pairs - 1),
+                groups_left.eq(new_work.groups - 1),
+                first_beat.eq(1),
+                first_pair.eq(1),
+            ]
+        with m.Elif(fire):
+            m.d.sync += [beats_left.eq(beats_left - 1), first_beat.eq(last_beat)]
+            with m.If(end_pass):
+                m.d.sync += [
+                    beats_left.eq(work.beats - 1),
+                    pairs_left.eq(Mux(last_pair, work.pairs - 1, pairs_left - 1)),
+                    first_pair.eq(last_pair),
+                ]
+            with m.If(end_group):
+                m.d.sync += groups_left.eq(groups_left - 1)
+            with m.If(end_job):
+                m.d.sync += active.eq(0)
+
+        # Weights: positions run on from group to group and from job to job.
+        position, group_position = Signal(position_bits(config)), Signal(position_bits(config))
+        here = Signal()
+        m.d.comb += [
+            # In the passes after the first, everything is there.
+            here.eq(~first_pair | (position != self.arrived)),
+            issue.weights_position.eq(position),
+            self.issue.valid.eq(active & here),
+            self.freed.eq(fire & last_pair),
+        ]
+        with m.If(fire):
+            m.d.sync += position.eq(position + 1)
+            with m.If(end_group):
+                m.d.sync += group_position.eq(position + 1)
+            with m.Elif(end_pass):
+                m.d.sync += position.eq(group_position)
+
+        # Operand: word ``t * parts + g`` of the row for part g; kept rows are read word by word.
+        parts = Signal(range(config.channels + 1))
+        part = Signal.like(issue.control.part, reset_less=True)
+        address, pair_address = (Signal.like(issue.input_address, reset_less=True) for _ in range(2))
+        kept_word, kept_pair = (Signal.like(issue.kept_address, reset_less=True) for _ in range(2))
+        last_part = Signal()
+        m.d.comb += [
+            parts.eq(1 << work.split_log2),
+            last_part.eq(part + parts == config.channels),
+            issue.input_address.eq(address),
+            issue.input_enable.eq(~work.from_kept & (part == 0)),
+            issue.kept_address.eq(kept_word),
+            issue.kept_enable.eq(work.from_kept),
+        ]
+        with m.If(start):
+            m.d.sync += [
+                part.eq(0),
+                address.eq(new.operand_base),
+                pair_address.eq(new.operand_base),
+                kept_word.eq(0),
+                kept_pair.eq(0),
+            ]
+        with m.Elif(fire):
+            m.d.sync += [
+                part.eq(Mux(last_part | last_beat, 0, part + parts)),
+                address.eq(address + last_part),
+                kept_word.eq(kept_word + 1),
+            ]
+            with m.If(end_group):
+                m.d.sync += [
+                    address.eq(job.operand_base),
+                    pair_address.eq(job.operand_base),
+                    kept_word.eq(0),
+                    kept_pair.eq(0),
+                ]
+            with m.Elif(end_pass):
+                m.d.sync += [
+                    address.eq(pair_address + work.row_stripes),
+                    pair_address.eq(pair_address + work.row_stripes),
+                    kept_word.eq(kept_pair + KEPT_ROW_WORDS),
+                    kept_pair.eq(kept_pair + KEPT_ROW_WORDS),
+                ]
+
+        # Results: value n of pair p lies ``n`` values from the start of the pair's row.
+        row = Signal(result_address_bits(config), reset_less=True)
+        value = Signal(result_address_bits(config) + LANE_BITS, reset_less=True)
+        with m.If(start):
+            m.d.sync += [row.eq(_first_row_word(new)), value.eq(0)]
+        with m.Elif(end_group):
+            m.d.sync += [row.eq(_first_row_word(job)), value.eq(value + work.group_rows)]
+        with m.Elif(end_pass):
+            m.d.sync += row.eq(row + Mux(job.region == Region.KEPT, KEPT_ROW_WORDS, work.row_words))
+
+        control = issue.control
+        tag = data.View(result_tag_layout(config), control.tag)
+        m.d.comb += [
+            tag.region.eq(job.region),
+            tag.word.eq(row + value[LANE_BITS:]),
+            tag.lane.eq(value[:LANE_BITS]),
+            tag.rows.eq(Mux(last_group, work.last_rows, work.group_rows)),
+            tag.split_log2.eq(work.split_log2),
+            tag.end.eq(last_pair & last_group),
+            control.from_kept.eq(work.from_kept),
+            control.part.eq(part),
+            control.partial.eq(last_beat),
+            control.tail.eq(work.tail),
+            control.tap.eq(work.tap),
+            control.split_log2.eq(work.split_log2),
+            control.first.eq(first_beat & ~work.continues),
+            control.last.eq(last_beat & (work.destination != Destination.ACCUMULATORS)),
+            control.second_row.eq(~(last_pair & work.single)),
+        ]
+
+        # Time, from the first beat to the last.
+        begun = Signal()
+        cycles = Signal(CYCLES_BITS)
+        activity = self.activity
+        m.d.comb += [
+            activity.beat.eq(fire),
+            activity.span.eq(fire | begun),
+            activity.stall_weights.eq(begun & ~here),
+            activity.stall_drain.eq(begun & here & ~self.issue.ready),
+            self.ended.valid.eq(end_job),
+            self.ended.slot.eq(job.slot),
+            self.ended.region.eq(job.region),
+            self.ended.cycles.eq(cycles + 1),
+        ]
+        with m.If(end_job):
+            m.d.sync += [begun.eq(0), cycles.eq(0)]
+        with m.Elif(activity.span):
+            m.d.sync += [begun.eq(1), cycles.eq(cycles + 1)]
+        return m
+
+
+def _first_row_word(job: data.View) -> Value:
+    """First word of the region that the job's results go to: appended columns follow those that were kept."""
+    return Mux(job.region == Region.KEPT, job.work.kept_word, 0)
