@@ -83,7 +83,7 @@ QUEUE: tuple[Register, ...] = (
         "bit 0 enable, bit 1 interrupt on completion (both at any time); 1 to 0 of bit 0 drops the queue's work: "
         "what is under way ends without a completion, and the queue can be enabled again once QSTATUS bit 1 is 0",
     ),
-    Register("QSTATUS", 0x04, Access.RO, "bit 0 enabled, bit 1 a descriptor is under way"),
+    Register("QSTATUS", 0x04, Access.RO, "bit 0 enabled, bit 1 a descriptor is under way (while disabled: or a read)"),
     Register("PASID", 0x08, Access.RW, "bits 19:0: the process to which the queue is bound"),
     Register("DEPTH", 0x0C, Access.RW, "slots in each ring, 2 ... 4096"),
     Register("BASE_LO", 0x10, Access.RW, "first DPA that this queue may touch"),

@@ -70,22 +70,9 @@ class NdpDevice(wiring.Component):
         connect(m, flipped(getattr(self, MMIO_BUS)), registers.s_io)
         connect(m, flipped(getattr(self, HOST_BUS)), host.s_mem)
         connect(m, engine.msix, flipped(getattr(self, INTERRUPT_STREAM)))
-        connect(m, engine.command, registers.command)
+        connect(m, registers.queues, engine.control)
         m.d.comb += [
-            registers.config_queue.eq(engine.config_queue),
-            engine.config.eq(registers.config),
-            engine.status_queue.eq(registers.status_queue),
-            registers.status.eq(engine.status),
-            registers.command_done.eq(engine.command_done),
-            engine.doorbell.eq(registers.doorbell),
-            engine.doorbell_queue.eq(registers.doorbell_queue),
-            registers.enabled.eq(engine.enabled),
-            engine.interrupt_enable.eq(registers.interrupt_enable),
-            engine.chain_timeout.eq(registers.chain_timeout),
-            engine.poll_interval.eq(registers.poll_interval),
-            registers.descriptor_done.eq(engine.descriptor_done),
-            registers.descriptor_failed.eq(engine.descriptor_failed),
-            registers.busy.eq(engine.busy | ~core.idle),
+            registers.core_idle.eq(core.idle),
             registers.counters.eq(core.counters),
             core.clear_counters.eq(registers.clear_counters),
         ]

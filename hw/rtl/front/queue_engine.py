@@ -30,12 +30,10 @@ from plora.hw.rtl.front.records import (
     REGISTER_BITS,
     Command,
     Fault,
-    command_layout,
-    queue_config_layout,
+    QueueControl,
     queue_index_bits,
     queue_memory_depth,
     queue_state_layout,
-    queue_status_layout,
 )
 from plora.hw.rtl.front.round_robin import RoundRobin
 from plora.hw.rtl.front.slot_reader import READERS, slot_layout
@@ -116,40 +114,23 @@ class QueueEngine(wiring.Component):
         config: device configuration.
 
     Ports:
-        config_queue, config, status_queue, status, command, command_done, doorbell, doorbell_queue, enabled,
-            interrupt_enable, chain_timeout, poll_interval, descriptor_done, descriptor_failed,
-            busy: see `RegisterFile`, which has the other ends.
+        control: to and from `RegisterFile`.
         slot_request, slot: to and from `SlotReader`.
         line, ack: to and from `LineWriter`; completion lines.
         fetched, completed: to and from the core.
         msix: interrupts.
 
-    Cycle behaviour: a job takes three cycles (choose, look up, act), an accepted enable five. With an idle
-    engine a doorbell becomes a read request in the fourth cycle, a valid line a descriptor in the
-    fourth, a report of the core a completion line in the fourth. For one cycle a queue after reset the
-    state is cleared.
+    Cycle behaviour: a job takes three cycles (choose, look up, act), an enable five. With an idle engine
+    a read request follows four cycles after a doorbell, a descriptor three cycles after its line, a
+    completion line three cycles after the core's report. For one cycle a queue after reset the state is
+    cleared.
     """
 
     def __init__(self, config: NdpConfig) -> None:
         self._config = config
-        index = queue_index_bits(config)
         super().__init__(
             {
-                "config_queue": Out(index),
-                "config": In(queue_config_layout),
-                "status_queue": In(index),
-                "status": Out(queue_status_layout),
-                "command": In(stream.Signature(command_layout(config))),
-                "command_done": Out(1),
-                "doorbell": In(1),
-                "doorbell_queue": In(index),
-                "enabled": Out(config.queues),
-                "interrupt_enable": In(config.queues),
-                "chain_timeout": In(REGISTER_BITS),
-                "poll_interval": In(REGISTER_BITS),
-                "descriptor_done": Out(1),
-                "descriptor_failed": Out(1),
-                "busy": Out(1),
+                "control": In(QueueControl(config)),
                 "slot_request": Out(stream.Signature(word_address_bits(config))),
                 "slot": In(stream.Signature(slot_layout)),
                 "line": Out(stream.Signature(tagged_line_layout(config))),
@@ -186,7 +167,7 @@ class QueueEngine(wiring.Component):
         )
         # The queue and the command of the current job.
         self._queue = Signal(index)
-        m.d.comb += self.config_queue.eq(self._queue)
+        m.d.comb += self.control.config_queue.eq(self._queue)
         self._now = Signal(queue_state_layout(config))
         self._after = Signal(queue_state_layout(config))
         m.d.comb += [
@@ -215,7 +196,7 @@ class QueueEngine(wiring.Component):
         # Expired implies open: it asks for the last look at the chain's queue.
         self._chain_age, self._chain_expired = Signal(REGISTER_BITS), Signal()
         self._work = Signal(COUNT_BITS)
-        m.d.comb += self.busy.eq(self._work != 0)
+        m.d.comb += self.control.busy.eq(self._work != 0)
 
     def _of_queue(self, queue: Value | int, *, alive: bool) -> Value:
         """Flights of ``queue``, one bit each; only those whose answer still matters if ``alive``."""
@@ -227,7 +208,7 @@ class QueueEngine(wiring.Component):
     def _poll_clock(self, m: Module) -> None:
         elapsed, turn = Signal(REGISTER_BITS), Signal(MAX_BACKOFF_LOG2)
         m.d.sync += elapsed.eq(elapsed + 1)
-        with m.If(elapsed + 1 >= self.poll_interval):
+        with m.If(elapsed + 1 >= self.control.poll_interval):
             m.d.sync += [elapsed.eq(0), turn.eq(turn + 1)]
             for queue in range(self._config.queues):
                 # Queues of equal back-off take different turns.
@@ -241,7 +222,7 @@ class QueueEngine(wiring.Component):
         # Only the host's delay counts, not that of a core that has no room.
         with m.If(self._chain_open & ~self._chain_expired & ~self.fetched.valid):
             m.d.sync += self._chain_age.eq(self._chain_age + 1)
-            with m.If(self._chain_age >= self.chain_timeout):
+            with m.If(self._chain_age >= self.control.chain_timeout):
                 m.d.sync += self._chain_expired.eq(1)
 
     def _acknowledgements(self, m: Module) -> None:
@@ -253,16 +234,20 @@ class QueueEngine(wiring.Component):
 
     def _status(self, m: Module) -> None:
         state = Signal(queue_state_layout(self._config), name="shown_state")
-        shown_queue = Signal.like(self.status_queue)
-        m.d.sync += shown_queue.eq(self.status_queue)
+        shown_queue = Signal.like(self.control.status_queue)
+        m.d.sync += shown_queue.eq(self.control.status_queue)
         m.d.comb += [
-            self._status_read.addr.eq(self.status_queue),
+            self._status_read.addr.eq(self.control.status_queue),
             state.eq(self._status_read.data),
-            self.status.fetched.eq(state.fetched),
-            self.status.tail.eq(state.tail),
-            self.status.head.eq(state.head),
-            self.status.errors.eq(state.errors),
-            self.status.busy.eq((state.under_way != 0) | self._of_queue(shown_queue, alive=False).any()),
+            self.control.status.fetched.eq(state.fetched),
+            self.control.status.tail.eq(state.tail),
+            self.control.status.head.eq(state.head),
+            self.control.status.errors.eq(state.errors),
+            # Looks of an enabled queue come and go; of a disabled one they are work to be waited for.
+            self.control.status.busy.eq(
+                (state.under_way != 0)
+                | (~self.control.enabled.bit_select(shown_queue, 1) & self._of_queue(shown_queue, alive=False).any())
+            ),
         ]
 
     # ---- jobs ---------------------------------------------------------------------------------
@@ -278,7 +263,7 @@ class QueueEngine(wiring.Component):
         m.d.comb += [
             issue_turn.requests.eq(
                 Cat(
-                    self.enabled[q]
+                    self.control.enabled[q]
                     & (self._runs[q] | ((self._look[q] | self._chain_expired) & ~self._of_queue(q, alive=True).any()))
                     & (~self._chain_open | (self._chain_queue == q))
                     for q in range(config.queues)
@@ -317,8 +302,8 @@ class QueueEngine(wiring.Component):
                     m.d.sync += [job.eq(names.index("RETIRE")), self._queue.eq(self._writes[self._write_head])]
                 with m.Elif(self.completed.valid & ~self.line.valid & ~self._in_write.all()):
                     m.d.sync += [job.eq(names.index("COMPLETE")), self._queue.eq(report_queue)]
-                with m.Elif(self.command.valid):
-                    m.d.sync += [job.eq(names.index("COMMAND")), self._queue.eq(self.command.payload.queue)]
+                with m.Elif(self.control.command.valid):
+                    m.d.sync += [job.eq(names.index("COMMAND")), self._queue.eq(self.control.command.payload.queue)]
                 with m.Elif(self.slot.valid & ~self.fetched.valid):
                     m.d.sync += [job.eq(names.index("INSPECT")), self._queue.eq(flight.queue)]
                 with m.Elif(interrupt_turn.any & ~self.msix.valid):
@@ -354,28 +339,28 @@ class QueueEngine(wiring.Component):
                 m.next = "CHOOSE"
             self._enable_states(m)
 
-        with m.If(self.doorbell):
+        with m.If(self.control.doorbell):
             m.d.sync += [
-                self._look.bit_select(self.doorbell_queue, 1).eq(1),
-                self._backoff[self.doorbell_queue].eq(0),
+                self._look.bit_select(self.control.doorbell_queue, 1).eq(1),
+                self._backoff[self.control.doorbell_queue].eq(0),
             ]
 
     def _enabled_here(self) -> Value:
-        return self.enabled.bit_select(self._queue, 1)
+        return self.control.enabled.bit_select(self._queue, 1)
 
     def _slot_words(self, slot_log2: Value) -> Value:
         """Words of a slot of ``2**slot_log2`` bytes."""
         return (1 << slot_log2) >> LOG2_WORD_BYTES
 
     def _submission_log2(self) -> Value:
-        return self.config.slots[:SLOT_LOG2_BITS]
+        return self.control.config.slots[:SLOT_LOG2_BITS]
 
     def _result_log2(self) -> Value:
-        return self.config.slots[8 : 8 + SLOT_LOG2_BITS]
+        return self.control.config.slots[8 : 8 + SLOT_LOG2_BITS]
 
     def _is_last(self, index: Value) -> Value:
         """True for the last slot of the ring."""
-        return index + 1 == self.config.depth[:_DEPTH_BITS]
+        return index + 1 == self.control.config.depth[:_DEPTH_BITS]
 
     def _word(self, address_bytes: Value) -> Value:
         return address_bytes[LOG2_WORD_BYTES:][: word_address_bits(self._config)]
@@ -388,7 +373,7 @@ class QueueEngine(wiring.Component):
         # While reads of this queue are on their way, a later doorbell still asks for a look of its own.
         with m.If(~self._of_queue(here, alive=True).any()):
             m.d.sync += self._look.bit_select(here, 1).eq(0)
-        with m.If((now.next_count - now.head)[:COUNT_BITS] >= self.config.depth[:_DEPTH_BITS]):
+        with m.If((now.next_count - now.head)[:COUNT_BITS] >= self.control.config.depth[:_DEPTH_BITS]):
             # No room. CQ_HEAD wakes the queue.
             m.d.sync += self._runs.bit_select(here, 1).eq(0)
             with m.If(of_chain & self._chain_expired):
@@ -419,7 +404,7 @@ class QueueEngine(wiring.Component):
                 after.next_slot.eq(
                     Mux(
                         last,
-                        self._word(self.config.sq_base),
+                        self._word(self.control.config.sq_base),
                         now.next_slot + self._slot_words(self._submission_log2()),
                     )
                 ),
@@ -495,7 +480,7 @@ class QueueEngine(wiring.Component):
                 after.result_slot.eq(
                     Mux(
                         self._is_last(flight.index),
-                        self._word(self.config.cq_base),
+                        self._word(self.control.config.cq_base),
                         now.result_slot + self._slot_words(self._result_log2()),
                     )
                 ),
@@ -516,8 +501,8 @@ class QueueEngine(wiring.Component):
                 record.verdict.eq(verdict),
                 record.operand_address.eq(flight.slot + operand_offset(self._config) // LINE_BYTES),
                 record.result_address.eq(now.result_slot + RESULT_OFFSET // LINE_BYTES),
-                record.base.eq(self.config.base),
-                record.limit.eq(self.config.limit),
+                record.base.eq(self.control.config.base),
+                record.limit.eq(self.control.config.limit),
                 record.submission_slot_log2.eq(self._submission_log2()),
                 record.result_slot_log2.eq(self._result_log2()),
             ]
@@ -539,12 +524,12 @@ class QueueEngine(wiring.Component):
                 after.done_slot.eq(
                     Mux(
                         last,
-                        self._word(self.config.cq_base),
+                        self._word(self.control.config.cq_base),
                         now.done_slot + self._slot_words(self._result_log2()),
                     )
                 ),
-                self.descriptor_done.eq(1),
-                self.descriptor_failed.eq(failed),
+                self.control.descriptor_done.eq(1),
+                self.control.descriptor_failed.eq(failed),
             ]
             m.d.sync += [
                 self.line.valid.eq(1),
@@ -591,23 +576,23 @@ class QueueEngine(wiring.Component):
             # A host that gets an answer is likely to ask again.
             self._backoff[self._queue].eq(0),
         ]
-        with m.If(self._enabled_here() & self.interrupt_enable.bit_select(self._queue, 1)):
+        with m.If(self._enabled_here() & self.control.interrupt_enable.bit_select(self._queue, 1)):
             m.d.sync += self._interrupt.bit_select(self._queue, 1).eq(1)
 
     def _send_interrupt(self, m: Module) -> None:
         m.d.sync += [
             self._interrupt.bit_select(self._queue, 1).eq(0),
             self.msix.valid.eq(1),
-            self.msix.payload.address.eq(self.config.msix_address),
-            self.msix.payload.data.eq(self.config.msix_data),
+            self.msix.payload.address.eq(self.control.config.msix_address),
+            self.msix.payload.data.eq(self.control.config.msix_data),
         ]
 
     def _command(self, m: Module) -> None:
-        now, after, here, command = self._now, self._after, self._queue, self.command.payload
-        m.d.comb += self.command.ready.eq(1)
+        now, after, here, command = self._now, self._after, self._queue, self.control.command.payload
+        m.d.comb += self.control.command.ready.eq(1)
         with m.Switch(command.kind):
             with m.Case(Command.HEAD):
-                m.d.comb += [self._state_write.en.eq(1), self.command_done.eq(1)]
+                m.d.comb += [self._state_write.en.eq(1), self.control.command_done.eq(1)]
                 # A head may move forward, and not beyond what has been completed.
                 moved = (command.value - now.head)[:COUNT_BITS]
                 waiting = (now.tail - now.head)[:COUNT_BITS]
@@ -617,9 +602,9 @@ class QueueEngine(wiring.Component):
                 with m.Else():
                     m.d.comb += after.errors.eq(now.errors + 1)
             with m.Case(Command.DISABLE):
-                m.d.comb += self.command_done.eq(1)
+                m.d.comb += self.control.command_done.eq(1)
                 m.d.sync += [
-                    self.enabled.bit_select(here, 1).eq(0),
+                    self.control.enabled.bit_select(here, 1).eq(0),
                     self._runs.bit_select(here, 1).eq(0),
                     self._interrupt.bit_select(here, 1).eq(0),
                 ]
@@ -631,7 +616,7 @@ class QueueEngine(wiring.Component):
 
     def _enable_states(self, m: Module) -> None:
         """An enable takes its checks one after the other: they are wide, and it is rare."""
-        config, now, after, here, setup = self._config, self._now, self._after, self._queue, self.config
+        config, now, after, here, setup = self._config, self._now, self._after, self._queue, self.control.config
         refused = Signal()
         below, room, needed = Signal(), Signal(64), Signal(_DEPTH_BITS + MAX_SLOT_LOG2)
 
@@ -668,7 +653,7 @@ class QueueEngine(wiring.Component):
             m.d.sync += [refused.eq(refused | misfit), *measure(setup.cq_base, self._result_log2())]
             m.next = "ENABLE"
         with m.State("ENABLE"):
-            m.d.comb += [self._state_write.en.eq(1), self.command_done.eq(1)]
+            m.d.comb += [self._state_write.en.eq(1), self.control.command_done.eq(1)]
             with m.If(refused | misfit):
                 m.d.comb += after.errors.eq(now.errors + 1)
             with m.Else():
@@ -682,7 +667,7 @@ class QueueEngine(wiring.Component):
                     after.done_slot.eq(self._word(setup.cq_base)),
                 ]
                 m.d.sync += [
-                    self.enabled.bit_select(here, 1).eq(1),
+                    self.control.enabled.bit_select(here, 1).eq(1),
                     self._runs.bit_select(here, 1).eq(0),
                     self._look.bit_select(here, 1).eq(1),
                     self._backoff[here].eq(0),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from enum import IntEnum
 
 from amaranth.hdl import unsigned
-from amaranth.lib import data
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.queue import MAX_DEPTH, PASS_BITS
-from plora.hw.defs.registers import QUEUE, Access, Register
+from plora.hw.defs.registers import QUEUE, RESET_CHAIN_TIMEOUT, RESET_POLL_INTERVAL, Access, Register
 from plora.hw.rtl.interfaces import word_address_bits
 
 REGISTER_BITS = 32
@@ -120,3 +121,50 @@ class Command(IntEnum):
 def command_layout(config: NdpConfig) -> data.StructLayout:
     """A command for one queue; ``value`` is the new CQ_HEAD of ``HEAD``."""
     return data.StructLayout({"kind": COMMAND_BITS, "queue": queue_index_bits(config), "value": REGISTER_BITS})
+
+
+class QueueControl(wiring.Signature):
+    """Between registers and queue engine, seen from the registers.
+
+    Members:
+        config_queue, config: the engine asks for a queue's configuration in one cycle and has it in
+            the next.
+        status_queue, status: likewise the registers for its state.
+        command, command_done: a register write that the engine has to carry out; ``command_done`` pulses
+            when it has, in the cycle in which it took the command or later.
+        doorbell, doorbell_queue: a doorbell was rung.
+        enabled: by queue.
+        interrupt_enable: by queue.
+        chain_timeout, poll_interval: values of those registers.
+        descriptor_done, descriptor_failed: pulses, to be counted.
+        busy: some queue has work under way.
+    """
+
+    def __init__(self, config: NdpConfig) -> None:
+        self._config = config
+        index = queue_index_bits(config)
+        super().__init__(
+            {
+                "config_queue": In(index),
+                "config": Out(queue_config_layout),
+                "status_queue": Out(index),
+                "status": In(queue_status_layout),
+                "command": Out(stream.Signature(command_layout(config))),
+                "command_done": In(1),
+                "doorbell": Out(1),
+                "doorbell_queue": Out(index),
+                "enabled": In(config.queues),
+                "interrupt_enable": Out(config.queues),
+                "chain_timeout": Out(REGISTER_BITS, init=RESET_CHAIN_TIMEOUT),
+                "poll_interval": Out(REGISTER_BITS, init=RESET_POLL_INTERVAL),
+                "descriptor_done": In(1),
+                "descriptor_failed": In(1),
+                "busy": In(1),
+            }
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QueueControl) and self._config == other._config
+
+    def __repr__(self) -> str:
+        return f"QueueControl({self._config.name!r})"

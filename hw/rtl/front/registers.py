@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.config import PE_ROWS, NdpConfig
@@ -16,8 +16,6 @@ from plora.hw.defs.registers import (
     QUEUE,
     QUEUE_BASE,
     QUEUE_STRIDE,
-    RESET_CHAIN_TIMEOUT,
-    RESET_POLL_INTERVAL,
     global_offset,
 )
 from plora.hw.rtl.core.signature import COUNTERS, counters_layout
@@ -26,11 +24,9 @@ from plora.hw.rtl.front.records import (
     CONFIG_REGISTERS,
     REGISTER_BITS,
     Command,
-    command_layout,
-    queue_config_layout,
+    QueueControl,
     queue_index_bits,
     queue_memory_depth,
-    queue_status_layout,
 )
 
 _QUEUE_OFFSETS = {register.name: register.offset for register in QUEUE}
@@ -48,17 +44,8 @@ class RegisterFile(wiring.Component):
 
     Ports:
         s_io: the AXI4-Lite bus.
-        config_queue, config: the engine's view of the configuration: asked for in one cycle, there in
-            the next.
-        status_queue, status: the engine's answer to `RegisterFile`, likewise.
-        command, command_done: a command, held until done; ``command_done`` pulses.
-        doorbell, doorbell_queue: a doorbell was rung.
-        enabled: by queue; kept by the engine.
-        interrupt_enable: by queue.
-        chain_timeout, poll_interval: values of those registers.
-        descriptor_done, descriptor_failed: pulses to be counted.
-        busy: a queue has work under way.
-        counters, clear_counters: those of the core.
+        queues: to and from the queue engine, see `QueueControl`.
+        counters, clear_counters, core_idle: those of the core.
 
     Cycle behaviour: one write and one read at a time, independent of each other. Address and data of
     a write come in any order; it is answered three cycles after the later of them, or when the engine
@@ -68,27 +55,13 @@ class RegisterFile(wiring.Component):
 
     def __init__(self, config: NdpConfig) -> None:
         self._config = config
-        index = queue_index_bits(config)
         super().__init__(
             {
                 "s_io": In(Axi4LiteSignature()),
-                "config_queue": In(index),
-                "config": Out(queue_config_layout),
-                "status_queue": Out(index),
-                "status": In(queue_status_layout),
-                "command": Out(stream.Signature(command_layout(config))),
-                "command_done": In(1),
-                "doorbell": Out(1),
-                "doorbell_queue": Out(index),
-                "enabled": In(config.queues),
-                "interrupt_enable": Out(config.queues),
-                "chain_timeout": Out(REGISTER_BITS, init=RESET_CHAIN_TIMEOUT),
-                "poll_interval": Out(REGISTER_BITS, init=RESET_POLL_INTERVAL),
-                "descriptor_done": In(1),
-                "descriptor_failed": In(1),
-                "busy": In(1),
+                "queues": Out(QueueControl(config)),
                 "counters": In(counters_layout),
                 "clear_counters": Out(1),
+                "core_idle": In(1),
             }
         )
 
@@ -99,8 +72,8 @@ class RegisterFile(wiring.Component):
         m.submodules.configs = configs = memory.Memory(shape=words, depth=queue_memory_depth(self._config), init=[])
         engine_port = configs.read_port()
         m.d.comb += [
-            engine_port.addr.eq(self.config_queue),
-            Value.cast(self.config).eq(Value.cast(engine_port.data)),
+            engine_port.addr.eq(self.queues.config_queue),
+            Value.cast(self.queues.config).eq(Value.cast(engine_port.data)),
         ]
         self._counters(m)
         self._write(m, configs.write_port(granularity=1))
@@ -129,8 +102,8 @@ class RegisterFile(wiring.Component):
         self._errors = errors = Signal(REGISTER_BITS)
         m.d.sync += [
             cycles.eq(Mux(self.clear_counters, 0, cycles + 1)),
-            descriptors.eq(Mux(self.clear_counters, 0, descriptors + self.descriptor_done)),
-            errors.eq(Mux(self.clear_counters, 0, errors + self.descriptor_failed)),
+            descriptors.eq(Mux(self.clear_counters, 0, descriptors + self.queues.descriptor_done)),
+            errors.eq(Mux(self.clear_counters, 0, errors + self.queues.descriptor_failed)),
         ]
 
     def _write(self, m: Module, port: memory.WritePort) -> None:
@@ -142,12 +115,12 @@ class RegisterFile(wiring.Component):
         wipe = Signal(range(queue_memory_depth(self._config)))
 
         m.d.comb += [
-            enabled.eq(self.enabled.bit_select(queue, 1)),
+            enabled.eq(self.queues.enabled.bit_select(queue, 1)),
             port.addr.eq(queue),
             port.data.eq(Cat(*(value for _ in range(count)))),
-            self.command.payload.queue.eq(queue),
-            self.command.payload.value.eq(value),
-            self.doorbell_queue.eq(queue),
+            self.queues.command.payload.queue.eq(queue),
+            self.queues.command.payload.value.eq(value),
+            self.queues.doorbell_queue.eq(queue),
         ]
         with m.FSM(name="write"):
             with m.State("WIPE"):
@@ -172,13 +145,13 @@ class RegisterFile(wiring.Component):
                 with m.Else():
                     self._write_global(m, address, value)
             with m.State("COMMAND"):
-                m.d.comb += self.command.valid.eq(1)
-                with m.If(self.command.ready):
+                m.d.comb += self.queues.command.valid.eq(1)
+                with m.If(self.queues.command.ready):
                     m.next = "CARRIED_OUT"
-                    with m.If(self.command_done):
+                    with m.If(self.queues.command_done):
                         m.next = "ANSWER"
             with m.State("CARRIED_OUT"):
-                with m.If(self.command_done):
+                with m.If(self.queues.command_done):
                     m.next = "ANSWER"
             with m.State("ANSWER"):
                 m.d.comb += [bus.bvalid.eq(1), bus.bresp.eq(Mux(whole, Resp.OKAY, Resp.SLVERR))]
@@ -191,15 +164,15 @@ class RegisterFile(wiring.Component):
     ) -> None:
         with m.Switch(offset):
             with m.Case(_QUEUE_OFFSETS["CTRL"]):
-                m.d.sync += self.interrupt_enable.bit_select(queue, 1).eq(value[1])
-                m.d.sync += self.command.payload.kind.eq(Mux(value[0], Command.ENABLE, Command.DISABLE))
+                m.d.sync += self.queues.interrupt_enable.bit_select(queue, 1).eq(value[1])
+                m.d.sync += self.queues.command.payload.kind.eq(Mux(value[0], Command.ENABLE, Command.DISABLE))
                 with m.If(value[0] != enabled):
                     m.next = "COMMAND"
             with m.Case(_QUEUE_OFFSETS["CQ_HEAD"]):
-                m.d.sync += self.command.payload.kind.eq(Command.HEAD)
+                m.d.sync += self.queues.command.payload.kind.eq(Command.HEAD)
                 m.next = "COMMAND"
             with m.Case(_QUEUE_OFFSETS["DOORBELL"]):
-                m.d.comb += self.doorbell.eq(1)
+                m.d.comb += self.queues.doorbell.eq(1)
             for place, register in enumerate(CONFIG_REGISTERS):
                 with m.Case(register.offset):
                     with m.If(~enabled):
@@ -210,9 +183,9 @@ class RegisterFile(wiring.Component):
             with m.Case(global_offset("CONTROL")):
                 m.d.comb += self.clear_counters.eq(value[0])
             with m.Case(global_offset("CHAIN_TIMEOUT")):
-                m.d.sync += self.chain_timeout.eq(value)
+                m.d.sync += self.queues.chain_timeout.eq(value)
             with m.Case(global_offset("POLL_INTERVAL")):
-                m.d.sync += self.poll_interval.eq(value)
+                m.d.sync += self.queues.poll_interval.eq(value)
 
     def _read(self, m: Module, port: memory.ReadPort) -> None:
         bus = self.s_io
@@ -221,7 +194,7 @@ class RegisterFile(wiring.Component):
         cycles_high = Signal(REGISTER_BITS)
         m.d.comb += [
             port.addr.eq(queue),
-            self.status_queue.eq(queue),
+            self.queues.status_queue.eq(queue),
             bus.rresp.eq(Resp.OKAY),
         ]
         with m.FSM(name="read"):
@@ -256,14 +229,14 @@ class RegisterFile(wiring.Component):
                     m.next = "WAIT"
 
     def _queue_values(self, queue: Value, configuration: Value) -> list[tuple[int, Value]]:
-        enabled = self.enabled.bit_select(queue, 1)
+        enabled = self.queues.enabled.bit_select(queue, 1)
         live: dict[str, Value] = {
-            "CTRL": Cat(enabled, self.interrupt_enable.bit_select(queue, 1)),
-            "QSTATUS": Cat(enabled, self.status.busy),
-            "CQ_HEAD": self.status.head,
-            "SQ_HEAD": self.status.fetched,
-            "CQ_TAIL": self.status.tail,
-            "QERRORS": self.status.errors,
+            "CTRL": Cat(enabled, self.queues.interrupt_enable.bit_select(queue, 1)),
+            "QSTATUS": Cat(enabled, self.queues.status.busy),
+            "CQ_HEAD": self.queues.status.head,
+            "SQ_HEAD": self.queues.status.fetched,
+            "CQ_TAIL": self.queues.status.tail,
+            "QERRORS": self.queues.status.errors,
         }
         return [(_QUEUE_OFFSETS[name], shown) for name, shown in live.items()] + [
             (register.offset, configuration[place]) for place, register in enumerate(CONFIG_REGISTERS)
@@ -281,9 +254,9 @@ class RegisterFile(wiring.Component):
             "INTERFACE": INTERFACE_VERSION,
             "CAPS": int.from_bytes(bytes(caps), "little"),
             "BUFFERS": int.from_bytes(bytes(log2_buffers), "little"),
-            "STATUS": self.busy,
-            "CHAIN_TIMEOUT": self.chain_timeout,
-            "POLL_INTERVAL": self.poll_interval,
+            "STATUS": self.queues.busy | ~self.core_idle,
+            "CHAIN_TIMEOUT": self.queues.chain_timeout,
+            "POLL_INTERVAL": self.queues.poll_interval,
             "CYCLES_HI": cycles_high,
             "DESCRIPTORS": self._descriptors,
             "ERRORS": self._errors,
