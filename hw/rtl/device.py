@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.ports import HOST_BUS, HOST_ID_BITS, INTERRUPT_STREAM, MEMORY_ID_BITS, MMIO_BUS, memory_bus
+from plora.hw.rtl.core.core import NdpCore
 from plora.hw.rtl.core.signature import NdpCoreSignature
 from plora.hw.rtl.front.axi import Axi4LiteSignature, Axi4Signature, msix_signature
 from plora.hw.rtl.front.channel_port import ChannelPort
@@ -38,11 +39,7 @@ class NdpDevice(wiring.Component):
     """
 
     def __init__(self, config: NdpConfig, core: wiring.Component | None = None) -> None:
-        if core is None:
-            from plora.hw.rtl.core.core import NdpCore
-
-            core = NdpCore(config)
-        if core.signature != NdpCoreSignature(config):
+        if core is not None and core.signature != NdpCoreSignature(config):
             raise TypeError(f"core must have the signature {NdpCoreSignature(config)!r}, not {core.signature!r}")
         self._config = config
         self._core = core
@@ -59,7 +56,7 @@ class NdpDevice(wiring.Component):
         """Instantiate the blocks and connect them."""
         m = Module()
         config = self._config
-        m.submodules.core = core = self._core
+        m.submodules.core = core = NdpCore(config) if self._core is None else self._core
         m.submodules.registers = registers = RegisterFile(config)
         m.submodules.engine = engine = QueueEngine(config)
         m.submodules.slot_reader = slot_reader = SlotReader(config)
