@@ -481,22 +481,23 @@ class QueuePair:
 
     def _read_result(self, ticket: Ticket, completion: Completion, address: int) -> Matrix | None:
         d = ticket.request.descriptor
-        where = f"queue {self.index}, descriptor {ticket.number}: {d.describe()}"
-        if completion.descriptor.pack() != d.pack():
-            raise DeviceError(
-                f"device completed another descriptor ({completion.descriptor.describe()}) in place of {where}"
-            )
+        if completion.descriptor != d and completion.descriptor.pack() != d.pack():
+            raise self._lie(f"completed another descriptor ({completion.descriptor.describe()})", ticket)
         written = completion.status == Status.OK and not d.keep and not d.acc_out
         size = d.gpu_rows * result_row_words(d.device_rows) * WORD_BYTES if written else 0
         if completion.result_bytes != size:
-            raise DeviceError(f"device says that it wrote {completion.result_bytes} result bytes, not {size}: {where}")
+            raise self._lie(f"says that it wrote {completion.result_bytes} result bytes, not {size}", ticket)
         if not written:
             return None
         if RESULT_OFFSET + size > self.place.result_slot_bytes:
-            raise DeviceError(f"device says that a result of {size} bytes fitted its slot: {where}")
+            raise self._lie(f"says that a result of {size} bytes fitted its slot", ticket)
         self.driver.traffic.result_bytes += size
         data = self.driver.port.hdm_read(address + RESULT_OFFSET, size)
         return result_from_bytes(data, d.gpu_rows, d.device_rows)
+
+    def _lie(self, what: str, ticket: Ticket) -> DeviceError:
+        d = ticket.request.descriptor
+        return DeviceError(f"queue {self.index}: the device {what}: descriptor {ticket.number}: {d.describe()}")
 
     def _tell(self) -> None:
         progress = self._progress
