@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core_bench import (
+from tests.hw.rtl.core.bench import (
     Case,
     fetched_payload,
     fields,

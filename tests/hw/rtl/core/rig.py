@@ -1,0 +1,194 @@
+"""The core inside the Verilated device: many descriptors, any memory, at hundreds of thousands of cycles a second.
+
+Submission slots are filled through the back door of memory, all before the doorbell rings, so that the
+core is never short of descriptors for longer than the front end takes to fetch one.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from plora.hw.cosim.device import RtlDevice
+from plora.hw.defs.config import NdpConfig
+from plora.hw.defs.descriptor import Descriptor, Source
+from plora.hw.defs.legality import ChainState, QueueWindow, check
+from plora.hw.defs.queue import LINE_BYTES, RESULT_OFFSET, Completion, operand_offset, submission_line, valid_word
+from plora.hw.defs.registers import GLOBAL, global_offset, queue_offset
+from plora.hw.defs.status import Status
+from plora.sim.functional.core import FunctionalCore, Outcome
+from plora.sim.functional.layout import gpu_operand_bytes, pack_operand
+from plora.sim.functional.memory import SparseMemory
+from tests.hw.rtl.core.bench import describe, legal_descriptor, mutate
+from tests.hw.rtl.core.system import Step, random_values
+
+QUEUE = 0
+PASS = 5
+POISON = 0xFF
+
+
+@dataclass
+class Report:
+    """What a run gave: completions in order, and the counters it left."""
+
+    completions: list[Completion]
+    counters: dict[str, int]
+    busy_cycles: int
+    """From the doorbell to the last completion seen, to within the interval of looking."""
+
+
+class Rig:
+    """One queue of one device; every `run` starts with a fresh ring and poisoned slots."""
+
+    def __init__(self, device: RtlDevice, *, slot_log2: int = 16) -> None:
+        self.device = device
+        self.config: NdpConfig = device.config
+        self.slot_bytes = 1 << slot_log2
+        self.slot_log2 = slot_log2
+        self.memory_bytes = len(device.memory)
+        self.window = QueueWindow(0, self.memory_bytes, self.slot_bytes, self.slot_bytes)
+
+    def run(self, steps: list[Step], *, compare: bool = True, deadline_cycles: int = 2_000_000) -> Report:
+        """Run ``steps`` in one ring, compare everything with the functional core, and report."""
+        device, config = self.device, self.config
+        depth = max(2, len(steps))
+        device.memory[:] = POISON
+        submission = self.slot_bytes
+        results = submission + depth * self.slot_bytes
+        weights = results + depth * self.slot_bytes + 3 * config.stripe_bytes
+        descriptors: list[Descriptor] = []
+        for index, step in enumerate(steps):
+            d = step.descriptor
+            slot = submission + index * self.slot_bytes
+            if step.x is not None:
+                device.poke(slot + operand_offset(config), gpu_operand_bytes(step.x, config))
+            if step.w is not None:
+                data = np.frombuffer(pack_operand(step.w, config), np.uint16)
+                used = np.frombuffer(pack_operand(np.ones(step.w.shape, np.uint16), config), np.uint16)
+                device.poke(weights, np.where(used, data, np.uint16(0xFFFF)))
+                d = Descriptor(**{**d.__dict__, "device_address": weights})
+                weights += (data.nbytes + 2 * config.stripe_bytes) // config.stripe_bytes * config.stripe_bytes
+            assert weights <= self.memory_bytes, "the steps do not fit the rig's memory"
+            descriptors.append(d)
+            device.poke(slot, submission_line(d, PASS))
+        expected_memory = SparseMemory(self.memory_bytes)
+        if compare:
+            expected_memory.write(0, device.memory.tobytes())
+
+        self._enable(depth, submission, results)
+        device.mmio_write(global_offset("CONTROL"), 1)
+        start = device.cycles
+        device.mmio_write(queue_offset(QUEUE, "DOORBELL"), 1)
+        last = results + (len(steps) - 1) * self.slot_bytes + LINE_BYTES - 4
+        while device.peek(last, 4) != valid_word(PASS).to_bytes(4, "little"):
+            device.wait(32)
+            assert device.cycles - start < deadline_cycles, (
+                f"not finished after {deadline_cycles} cycles: {device.mmio_read(queue_offset(QUEUE, 'CQ_TAIL'))}"
+                f" of {len(steps)} completions"
+            )
+        busy = device.cycles - start
+        device.wait(100)
+        counters = {r.name: device.mmio_read(r.offset) for r in GLOBAL if 0x40 <= r.offset < 0x80}
+        completions = [
+            Completion.unpack(device.peek(results + index * self.slot_bytes, LINE_BYTES)) for index in range(len(steps))
+        ]
+        assert device.mmio_read(global_offset("STATUS")) == 0, "the device does not say that it is idle"
+        device.mmio_write(queue_offset(QUEUE, "CTRL"), 0)
+        if compare:
+            self._compare(steps, descriptors, completions, expected_memory, submission, results)
+        return Report(completions, counters, busy)
+
+    def _enable(self, depth: int, submission: int, results: int) -> None:
+        values = {
+            "DEPTH": depth,
+            "BASE_LO": 0,
+            "BASE_HI": 0,
+            "LIMIT_LO": self.memory_bytes & 0xFFFFFFFF,
+            "LIMIT_HI": self.memory_bytes >> 32,
+            "SQ_BASE_LO": submission,
+            "SQ_BASE_HI": 0,
+            "CQ_BASE_LO": results,
+            "CQ_BASE_HI": 0,
+            "SLOTS": self.slot_log2 | self.slot_log2 << 8,
+            "PASS": PASS,
+        }
+        for name, value in values.items():
+            self.device.mmio_write(queue_offset(QUEUE, name), value)
+        self.device.mmio_write(queue_offset(QUEUE, "CTRL"), 1)
+        assert self.device.mmio_read(queue_offset(QUEUE, "QSTATUS")) & 1, "the queue was not enabled"
+
+    def _compare(
+        self,
+        steps: list[Step],
+        descriptors: list[Descriptor],
+        completions: list[Completion],
+        memory: SparseMemory,
+        submission: int,
+        results: int,
+    ) -> None:
+        core = FunctionalCore(self.config, memory)
+        chained = failed = False
+        for index, (step, d, completion) in enumerate(zip(steps, descriptors, completions, strict=True)):
+            where = f"descriptor {index} {step.name}: {d.describe()}"
+            slot, result = submission + index * self.slot_bytes, results + index * self.slot_bytes
+            failed &= chained
+            if failed:
+                wanted = Outcome(Status.CHAIN_ABORTED)
+            else:
+                wanted = core.execute(d, self.window, slot, result, first=not chained)
+            assert completion.valid == valid_word(PASS), f"{where}: never completed"
+            assert completion.descriptor == d, f"{where}: another descriptor was completed"
+            assert completion.status == wanted.status, (
+                f"{where}: {Status(completion.status).name}, not {wanted.status.name}"
+            )
+            assert completion.numeric == wanted.numeric, f"{where}: numeric {completion.numeric}"
+            assert completion.result_bytes == wanted.result_bytes, f"{where}: {completion.result_bytes} result bytes"
+            start = result + RESULT_OFFSET
+            size = self.slot_bytes - RESULT_OFFSET
+            is_values: Any = np.frombuffer(self.device.peek(start, size), np.uint16)
+            wanted_values: Any = np.frombuffer(memory.read(start, size), np.uint16)
+            different = np.flatnonzero(is_values != wanted_values)
+            if len(different):
+                at = int(different[0])
+                raise AssertionError(
+                    f"{where}: {len(different)} values differ; first is value {at % 32} of line {at // 32}:"
+                    f" {is_values[at]:#06x} instead of {wanted_values[at]:#06x}"
+                )
+            failed = bool(d.chain) and wanted.status is not Status.OK
+            chained = bool(d.chain)
+
+
+def random_steps(config: NdpConfig, rng: random.Random, count: int, *, mutations: float = 0.0) -> list[Step]:
+    """Chains and single descriptors of random shapes, nearly all legal; some with one field changed.
+
+    The last ends its chain, so that the device does not wait for more.
+    """
+    numbers = np.random.default_rng(rng.getrandbits(32))
+    window = QueueWindow(0, 1 << config.dpa_bits, 1 << 16, 1 << 16)
+    steps: list[Step] = []
+    state = ChainState()
+    while len(steps) < count:
+        chain = int(len(steps) + 1 < count and rng.random() < 0.6)
+        for _ in range(30):
+            d = legal_descriptor(rng, config, state, chain=chain)
+            if d.device_bytes <= 1 << 16 and check(d, config, window, state).status is Status.OK:
+                break
+        else:
+            d = describe(config, rng.randint(1, 9), rng.randint(1, 99), 1, chain=chain)
+        verdict = check(d, config, window, state)
+        kind = rng.choice(["normal", "normal", "integers", "bits"])
+        x = random_values(numbers, d.gpu_rows, d.gpu_columns, kind) if d.source == Source.SLOT else None
+        w = random_values(numbers, d.device_rows, d.device_columns, kind)
+        if kind == "bits" and rng.random() < 0.8:  # mostly finite, or every result is NaN
+            w = np.where(np.isfinite(w), w, np.float16(1.5))
+            x = None if x is None else np.where(np.isfinite(x), x, np.float16(-2))
+        if rng.random() < mutations:
+            d, x, w = mutate(rng, d), None, None
+            if not chain:
+                d = replace(d, chain=0)
+        steps.append(Step(d, x=x, w=w))
+        state = verdict.chain if d.chain else ChainState()
+    return steps

@@ -1,0 +1,324 @@
+"""The whole core on a memory whose moods can be chosen, held to the functional core."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tests.hw.rtl.core.bench import Case, fetched_payload, fields, simulate
+
+from plora.hw.defs.config import WORD_BYTES, NdpConfig
+from plora.hw.defs.descriptor import Descriptor, Source
+from plora.hw.defs.legality import QueueWindow
+from plora.hw.defs.queue import RESULT_OFFSET, operand_offset
+from plora.hw.defs.status import Status
+from plora.hw.rtl.core.core import NdpCore
+from plora.hw.rtl.core.signature import counters_layout
+from plora.hw.rtl.interfaces import completed_layout, fetched_layout
+from plora.sim.functional.core import FunctionalCore, Outcome
+from plora.sim.functional.layout import gpu_operand_bytes, pack_operand
+from plora.sim.functional.memory import MemoryFault, SparseMemory
+
+POISON = 0xFF
+"""Fill of memory that was never written: every FP16 value in it is NaN."""
+
+
+@dataclass(frozen=True)
+class Mood:
+    """How memory and host behave. Stalls are probabilities per cycle, latencies in cycles."""
+
+    latency: int = 4
+    request_stall: float = 0.0
+    response_stall: float = 0.0
+    line_stall: float = 0.0
+    ack_latency: int = 3
+    ack_shuffle: bool = False
+    completed_stall: float = 0.0
+    fetch_stall: float = 0.0
+
+
+IDEAL = Mood()
+GRUMPY = Mood(7, 0.4, 0.35, 0.4, 9, True, 0.5, 0.2)
+
+
+@dataclass
+class Step:
+    """One descriptor with its data: ``x`` for its slot, ``w`` for its device operand, where it has them."""
+
+    descriptor: Descriptor
+    first: bool = True
+    x: Any = None
+    w: Any = None
+    verdict: int = 0
+    name: str = ""
+
+
+@dataclass
+class Placed:
+    """A step and where its slots lie."""
+
+    step: Step
+    descriptor: Descriptor
+    submission_slot: int
+    result_slot: int
+
+
+@dataclass
+class Run:
+    """What a run gave: outcomes in order, cycles of beats, counters, idle at the end."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+    first_beats: list[int] = field(default_factory=list)
+    last_beats: list[int] = field(default_factory=list)
+    cycles: int = 0
+    idle: bool = False
+
+
+class System:
+    """Places the data of steps in memory, runs them on the core, and compares with the functional core."""
+
+    def __init__(self, config: NdpConfig, *, seed: int = 0, slot_bytes: int = 1 << 15) -> None:
+        self.config = config
+        self.seed = seed
+        self.slot_bytes = slot_bytes
+        self.memory = SparseMemory(1 << config.dpa_bits, fill=POISON)
+        self.window = QueueWindow(0, 1 << config.dpa_bits, slot_bytes, slot_bytes)
+        self.placed: list[Placed] = []
+        # Starts off a page boundary, so that bursts have to be cut.
+        self._next = 3 * config.stripe_bytes
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the address of free memory, a stripe or more after what was allocated before."""
+        address = self._next
+        stripe = self.config.stripe_bytes
+        self._next = (address + size_bytes + 2 * stripe - 1) // stripe * stripe
+        return address
+
+    def add(self, step: Step) -> Placed:
+        """Write the step's operands into memory and give it two slots."""
+        d = step.descriptor
+        slots = [self.allocate(self.slot_bytes) for _ in range(2)]
+        if step.x is not None:
+            self.memory.write(slots[0] + operand_offset(self.config), gpu_operand_bytes(step.x, self.config))
+        if step.w is not None:
+            data = pack_operand(step.w, self.config)
+            address = self.allocate(len(data))
+            self.memory.write(address, self._poison_padding(data, step.w.shape))
+            d = Descriptor(**{**d.__dict__, "device_address": address})
+        placed = Placed(step, d, *slots)
+        self.placed.append(placed)
+        return placed
+
+    def _poison_padding(self, data: bytes, shape: tuple[int, int]) -> bytes:
+        """Replace what the packed layout pads by NaN: the device must not depend on it."""
+        used = pack_operand(np.ones(shape, np.uint16), self.config)
+        values, mask = (np.frombuffer(b, np.uint16) for b in (data, used))
+        return np.where(mask, values, np.uint16(0x101 * POISON)).tobytes()
+
+    def run(self, mood: Mood = IDEAL, *, deadline_cycles: int = 20_000, vcd: str | None = None) -> Run:
+        """Run all steps, check outcomes and every byte of memory, and return what was measured."""
+        expected_memory = SparseMemory(1 << self.config.dpa_bits, fill=POISON)
+        expected_memory._pages = {page: bytearray(data) for page, data in self.memory._pages.items()}
+        expected_memory._bad = list(self.memory._bad)
+        expected = self._expected(expected_memory)
+        dut = NdpCore(self.config)
+        run = Run()
+        bench = _Bench(self, dut, mood, run)
+        simulate(dut, bench.collect, background=bench.processes(), deadline_cycles=deadline_cycles, vcd=vcd)
+        for number, (placed, wanted, outcome) in enumerate(zip(self.placed, expected, run.outcomes, strict=True)):
+            where = f"descriptor {number} {placed.step.name}: {placed.descriptor.describe()}"
+            assert outcome.status == wanted.status, f"{where}: {outcome.status.name}, not {wanted.status.name}"
+            assert outcome.numeric == wanted.numeric, f"{where}: numeric {outcome.numeric}, not {wanted.numeric}"
+            assert outcome.result_bytes == wanted.result_bytes, f"{where}: {outcome.result_bytes} result bytes"
+            if wanted.status is Status.OK:
+                assert outcome.cycles >= wanted.cycles, f"{where}: {outcome.cycles} cycles for {wanted.cycles} beats"
+        self._compare_memory(expected_memory)
+        assert run.idle, "the core does not say that it is idle"
+        return run
+
+    def _expected(self, memory: SparseMemory) -> list[Outcome]:
+        core = FunctionalCore(self.config, memory)
+        outcomes: list[Outcome] = []
+        failed = False
+        for placed in self.placed:
+            step = placed.step
+            failed &= not step.first
+            if step.verdict:
+                outcome = Outcome(Status(step.verdict))
+            elif failed:
+                outcome = Outcome(Status.CHAIN_ABORTED)
+            else:
+                outcome = core.execute(
+                    placed.descriptor, self.window, placed.submission_slot, placed.result_slot, first=step.first
+                )
+            failed = bool(placed.descriptor.chain) and outcome.status is not Status.OK
+            outcomes.append(outcome)
+        return outcomes
+
+    def _compare_memory(self, expected: SparseMemory) -> None:
+        pages = set(self.memory._pages) | set(expected._pages)
+        for page in sorted(pages):
+            is_bytes = np.frombuffer(bytes(self.memory._pages.get(page, self.memory._blank)), np.uint16)
+            wanted = np.frombuffer(bytes(expected._pages.get(page, expected._blank)), np.uint16)
+            different = np.flatnonzero(is_bytes != wanted)
+            if len(different):
+                address = page * len(self.memory._blank) + 2 * int(different[0])
+                owner = next(
+                    (
+                        f"result slot of descriptor {i} ({p.descriptor.describe()}), value {offset // 2} of line"
+                        f" {offset // WORD_BYTES}"
+                        for i, p in enumerate(self.placed)
+                        if 0 <= (offset := address - p.result_slot - RESULT_OFFSET) < self.slot_bytes
+                    ),
+                    "no result slot",
+                )
+                raise AssertionError(
+                    f"{len(different)} values differ in memory page {page}; first at {address:#x} ({owner}):"
+                    f" {is_bytes[different[0]]:#06x} instead of {wanted[different[0]]:#06x}"
+                )
+
+
+class _Bench:
+    """Processes around the core: memory, feeder of descriptors, taker of completions."""
+
+    def __init__(self, system: System, dut: NdpCore, mood: Mood, run: Run) -> None:
+        self.system, self.dut, self.mood, self.result = system, dut, mood, run
+        self.cycle = 0
+
+    def processes(self) -> Sequence[Any]:
+        return [self.feed, self.clock, self.write, *(self._reader(c) for c in range(self.system.config.channels))]
+
+    def _rng(self, salt: int) -> random.Random:
+        return random.Random(f"{self.system.seed}/{salt}")
+
+    async def clock(self, ctx: Any) -> None:
+        counters, cycles = self.dut.counters, self.result
+        before = 0
+        async for *_, beats in ctx.tick().sample(counters.beats):
+            self.cycle += 1
+            if beats != before:
+                cycles.last_beats.append(self.cycle)
+            before = beats
+
+    async def feed(self, ctx: Any) -> None:
+        dut, config, rng = self.dut, self.system.config, self._rng(1)
+        layout = fetched_layout(config)
+        for number, placed in enumerate(self.system.placed):
+            while rng.random() < self.mood.fetch_stall:
+                await ctx.tick().repeat(rng.randint(1, 20))
+            payload = fetched_payload(
+                Case(placed.descriptor, placed.step.first, self.system.window, placed.step.verdict),
+                queue=number % 64,
+                operand_address=(placed.submission_slot + operand_offset(config)) // WORD_BYTES,
+                result_address=(placed.result_slot + RESULT_OFFSET) // WORD_BYTES,
+            )
+            ctx.set(dut.fetched.payload, layout.const(payload))
+            ctx.set(dut.fetched.valid, 1)
+            await ctx.tick().until(dut.fetched.ready)
+            ctx.set(dut.fetched.valid, 0)
+
+    async def collect(self, ctx: Any) -> None:
+        dut, rng = self.dut, self._rng(2)
+        for number, placed in enumerate(self.system.placed):
+            while rng.random() < self.mood.completed_stall:
+                await ctx.tick().repeat(rng.randint(1, 10))
+            ctx.set(dut.completed.ready, 1)
+            (payload,) = await ctx.tick().sample(dut.completed.payload).until(dut.completed.valid)
+            ctx.set(dut.completed.ready, 0)
+            record = fields(payload, completed_layout())
+            assert record["queue"] == number % 64
+            assert Descriptor(**record["descriptor"]) == placed.descriptor
+            self.result.outcomes.append(
+                Outcome(Status(record["status"]), record["numeric"], record["result_bytes"], record["cycles"])
+            )
+        await ctx.tick().repeat(3)
+        self.result.idle = bool(ctx.get(dut.idle))
+        self.result.counters = fields(ctx.get(dut.counters), counters_layout)
+        self.result.cycles = self.cycle
+
+    def _reader(self, channel: int) -> Any:
+        config, mood, rng = self.system.config, self.mood, self._rng(10 + channel)
+        port, memory = self.dut.read[channel], self.system.memory
+
+        async def process(ctx: Any) -> None:
+            words: deque[tuple[int, int]] = deque()  # cycle at which it may leave, byte address
+            cycle = 0
+            while True:
+                ready = rng.random() >= mood.request_stall
+                valid = bool(words) and words[0][0] <= cycle and rng.random() >= mood.response_stall
+                ctx.set(port.request.ready, ready)
+                ctx.set(port.response.valid, valid)
+                if valid:
+                    try:
+                        data, error = memory.read(words.popleft()[1], WORD_BYTES), 0
+                    except MemoryFault:
+                        data, error = b"\xa5" * WORD_BYTES, 1
+                    ctx.set(port.response.payload.data, int.from_bytes(data, "little"))
+                    ctx.set(port.response.payload.error, error)
+                *_, asked, request = await ctx.tick().sample(port.request.valid, port.request.payload)
+                cycle += 1
+                if asked and ready:
+                    address, length = request.address, request.length + 1
+                    assert address % 64 + length <= 64, f"a burst of {length} words at {address} crosses 4 KiB"
+                    for index in range(length):
+                        byte_address = ((address + index) * config.channels + channel) * WORD_BYTES
+                        words.append((cycle + mood.latency - 1 + index, byte_address))
+
+        return process
+
+    async def write(self, ctx: Any) -> None:
+        mood, rng, port, memory = self.mood, self._rng(3), self.dut.write, self.system.memory
+        acks: list[tuple[int, int]] = []  # earliest cycle, error
+        cycle = 0
+        while True:
+            ready = rng.random() >= mood.line_stall
+            ctx.set(port.line.ready, ready)
+            due = [ack for ack in acks if ack[0] <= cycle]
+            ctx.set(port.ack, bool(due))
+            if due:
+                ack = rng.choice(due) if mood.ack_shuffle else due[0]
+                acks.remove(ack)
+                ctx.set(port.ack_error, ack[1])
+            *_, valid, line = await ctx.tick().sample(port.line.valid, port.line.payload)
+            cycle += 1
+            if valid and ready:
+                assert line.strobe == (1 << WORD_BYTES) - 1
+                latency = rng.randint(1, mood.ack_latency) if mood.ack_shuffle else mood.ack_latency
+                try:
+                    memory.write(line.address * WORD_BYTES, line.data.to_bytes(WORD_BYTES, "little"))
+                    acks.append((cycle + latency, 0))
+                except MemoryFault:
+                    acks.append((cycle + latency, 1))
+
+
+def random_values(rng: np.random.Generator, rows: int, columns: int, kind: str = "normal") -> Any:
+    """FP16 values: ``normal``, small ``integers`` (sums are exact in any order), or any ``bits`` at all."""
+    if kind == "integers":
+        return rng.integers(-4, 5, (rows, columns)).astype(np.float16)
+    if kind == "bits":
+        return rng.integers(0, 1 << 16, (rows, columns), np.uint16).view(np.float16)
+    return (rng.standard_normal((rows, columns)) * rng.choice([0.01, 1, 50])).astype(np.float16)
+
+
+def step(
+    config: NdpConfig,
+    rng: np.random.Generator,
+    n: int,
+    k: int,
+    b: int,
+    *,
+    first: bool = True,
+    kind: str = "normal",
+    name: str = "",
+    **flags: int,
+) -> Step:
+    """A step of those dimensions with random data; flags as fields of the descriptor."""
+    from tests.hw.rtl.core.bench import describe
+
+    x = random_values(rng, b, k, kind) if flags.get("source", Source.SLOT) == Source.SLOT else None
+    return Step(describe(config, n, k, b, **flags), first, x, random_values(rng, n, k, kind), 0, name)
