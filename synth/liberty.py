@@ -15,7 +15,8 @@ from pathlib import Path
 from plora.hw.defs.errors import UserError
 
 _TOKEN = re.compile(
-    r'/\*.*?\*/|//[^\n]*|\\\r?\n|\s+|(?P<string>"(?:[^"\\]|\\.)*")|(?P<punct>[(){}:;,])|(?P<word>[^\s(){}:;,"]+)', re.DOTALL
+    r'/\*.*?\*/|//[^\n]*|\\\r?\n|\s+|(?P<string>"(?:[^"\\]|\\.)*")|(?P<punct>[(){}:;,])|(?P<word>[^\s(){}:;,"]+)',
+    re.DOTALL,
 )
 
 
@@ -82,7 +83,7 @@ def parse_groups(text: str, where: str) -> Group:
         elif value == ";" and kind == "punct":
             at += 1
         elif tokens[at + 1][1] == ":":
-            words = []
+            words: list[str] = []
             at += 2
             while tokens[at][1] not in (";", "}") and tokens[at][0] != "end":
                 # A missing semicolon ends a value where the next statement starts.
@@ -217,9 +218,11 @@ class Library:
         inverters = [
             cell
             for cell in self.cells.values()
-            if len(cell.input_ff) == 1 and len(cell.arcs) == 1 and cell.clock is None
-            and re.sub(r"[()\s]", "", next(iter(cell.functions.values()))) in {f"!{pin}" for pin in cell.input_ff}
-            | {f"{pin}'" for pin in cell.input_ff}
+            if len(cell.input_ff) == 1
+            and len(cell.arcs) == 1
+            and cell.clock is None
+            and re.sub(r"[()\s]", "", next(iter(cell.functions.values())))
+            in {f"!{pin}" for pin in cell.input_ff} | {f"{pin}'" for pin in cell.input_ff}
             and next(iter(cell.arcs.values()))
         ]
         if not inverters:

@@ -226,7 +226,8 @@ class _Scale:
             rc = arc.resistance * load_ff / self.input_ff
             values.append(SLEW_PER_DELAY * (arc.resistance + rc) if "transition" in kind else arc.intrinsic + rc)
         row = ", ".join(f"{self.tau_ps * value:.4f}" for value in values)
-        return f'{kind} (linear) {{ {self.index(1, self.slews_ps)} {self.index(2, self.loads_ff)} values ("{row}", "{row}"); }}'
+        axes = f"{self.index(1, self.slews_ps)} {self.index(2, self.loads_ff)}"
+        return f'{kind} (linear) {{ {axes} values ("{row}", "{row}"); }}'
 
     @staticmethod
     def index(number: int, points: tuple[float, ...]) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 from plora.synth.liberty import Library
 
-CONSTANTS = frozenset({"0", "1", "x", "z"})
+Net = int | str
+"""A net by its number, or a constant: ``"0"``, ``"1"`` or ``"x"``."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,14 @@ class Instance:
     Attributes:
         name: its name.
         kind: library cell or module.
-        pins: nets of each port, least significant bit first; a net is a number, a constant a string.
+        pins: the net of each pin. A port of several bits is one pin a bit: ``port[0]``, ``port[1]``, ...
+        parameters: of a black box, as text.
     """
 
     name: str
     kind: str
-    pins: dict[str, list[int | str]]
+    pins: dict[str, Net]
+    parameters: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,18 @@ class Netlist:
         inputs: nets of its input ports.
         outputs: nets of its output ports.
         instances: cells and black boxes.
-        net_names: a readable name of each net.
+        net_names: a readable name of each net that has one.
     """
 
     name: str
-    inputs: dict[str, list[int | str]]
-    outputs: dict[str, list[int | str]]
+    inputs: dict[str, list[Net]]
+    outputs: dict[str, list[Net]]
     instances: list[Instance]
     net_names: dict[int, str]
+
+    def net_name(self, net: int) -> str:
+        """Return the name of a net."""
+        return self.net_names.get(net, f"net {net}")
 
     def counts(self) -> Counter[str]:
         """Return how many instances there are of each kind."""
@@ -66,8 +73,18 @@ class Netlist:
         )
 
 
+def _pins(connections: dict[str, list[Net]]) -> dict[str, Net]:
+    pins: dict[str, Net] = {}
+    for port, nets in connections.items():
+        if len(nets) == 1:
+            pins[port] = nets[0]
+        else:
+            pins.update({f"{port}[{index}]": net for index, net in enumerate(nets)})
+    return pins
+
+
 def _module(name: str, module: dict[str, Any]) -> Netlist:
-    ports: dict[str, dict[str, list[int | str]]] = {"input": {}, "output": {}}
+    ports: dict[str, dict[str, list[Net]]] = {"input": {}, "output": {}}
     for port, entry in module["ports"].items():
         ports[entry["direction"]][port] = entry["bits"]
     names: dict[int, str] = {}
@@ -81,7 +98,8 @@ def _module(name: str, module: dict[str, Any]) -> Netlist:
         inputs=ports["input"],
         outputs=ports["output"],
         instances=[
-            Instance(instance, entry["type"], entry["connections"]) for instance, entry in module["cells"].items()
+            Instance(instance, entry["type"], _pins(entry["connections"]), entry.get("parameters", {}))
+            for instance, entry in module["cells"].items()
         ],
         net_names=names,
     )

@@ -6,7 +6,11 @@ is the sum of the input pins on it and, where asked for, a wire per pin. The clo
 Four classes of paths are kept apart, since only the first bounds the clock by itself: register to
 register; input port to register; register to output port; input port to output port. Ports are ideal:
 inputs arrive at time 0 with the edge of an inverter, outputs drive one flip-flop input.
-Black boxes (SRAM, blocks analysed on their own) start and end paths like registers, with no delay.
+
+Blocks that were mapped on their own appear in their parent as cells: `block_cell` boils a block's own
+analysis down to the delay from its clock to each output bit, from each input bit to a register, and
+from each input bit to each output bit it reaches without a register. So paths that cross blocks are
+found without ever analysing the whole design flat.
 """
 
 from __future__ import annotations
@@ -15,8 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from plora.synth.liberty import Cell, Library, TimingArc
-from plora.synth.netlist import Instance, Netlist
+from plora.synth.liberty import Cell, Library, Table, TimingArc
+from plora.synth.netlist import Instance, Net, Netlist
+
+Edges = tuple[float, float]
+"""A figure for the rising and for the falling edge."""
 
 NEVER = float("-inf")
 
@@ -50,150 +57,129 @@ class TimingPath:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """The longest path of each class that exists."""
+class _Arrivals:
+    """Of every net that some start reaches: time, transition, and the net and edge before it."""
 
-    paths: dict[PathClass, TimingPath]
-
-    @property
-    def period_ps(self) -> float:
-        """Shortest clock period that register to register paths allow; 0 where there are none."""
-        path = self.paths.get(PathClass.REGISTER)
-        return path.length_ps if path is not None else 0.0
+    at: dict[int, Edges]
+    slew: dict[int, Edges]
+    origin: dict[tuple[int, int], tuple[int, int]]
 
 
-class _Analysis:
-    """Arrival times of all nets for one set of starting points."""
+class TimingAnalysis:
+    """Arrival times in one netlist.
 
-    def __init__(self, netlist: Netlist, library: Library, wire_ff: float) -> None:
+    Args:
+        netlist: a mapped module.
+        cells: the library's cells, and those that stand for blocks and memories in it.
+        library: for the ports: what drives them and what they drive.
+        wire_ff: capacitance of the wire to each input pin, in fF; 0 is before layout.
+
+    Raises:
+        ValueError: a cell is not known, or there is a combinational loop.
+    """
+
+    def __init__(self, netlist: Netlist, cells: dict[str, Cell], library: Library, wire_ff: float = 0.0) -> None:
         self.netlist = netlist
-        self.library = library
-        self.drivers: dict[int, tuple[Instance, str]] = {}
-        self.load: dict[int, float] = {}
-        self.inverter = library.smallest_inverter()
-        (inverter_arcs,) = self.inverter.arcs.values()
-        self.inverter_ff = next(iter(self.inverter.input_ff.values()))
-        self.edge = (
-            inverter_arcs[0].transition[0](0.0, 4 * self.inverter_ff),
-            inverter_arcs[0].transition[1](0.0, 4 * self.inverter_ff),
+        inverter = library.smallest_inverter()
+        (arcs,) = inverter.arcs.values()
+        self.input_ff = next(iter(inverter.input_ff.values()))
+        self.port_edge: Edges = (
+            arcs[0].transition[0](0.0, 4 * self.input_ff),
+            arcs[0].transition[1](0.0, 4 * self.input_ff),
         )
-        self.register_ff = self._register_load()
-        self.logic: list[tuple[Instance, Cell]] = []
-        self.registers: list[tuple[Instance, Cell]] = []
-        self.boxes: list[Instance] = []
+        register_loads = [
+            cell.input_ff[pin] for cell in library.cells.values() for pin in cell.setup if pin in cell.input_ff
+        ]
+        self.output_ff = min(register_loads, default=self.input_ff)
+
+        self.load: dict[int, float] = {}
+        self.logic: dict[int, tuple[Instance, list[tuple[int, TimingArc]]]] = {}
+        self.launches: list[tuple[int, list[TimingArc]]] = []
+        self.captures: list[tuple[int, str, tuple[Table, Table]]] = []
+        self.drivers: dict[int, str] = {}
         for instance in netlist.instances:
-            cell = library.cells.get(instance.kind)
+            cell = cells.get(instance.kind)
             if cell is None:
-                self.boxes.append(instance)
-                continue
-            (self.logic if cell.clock is None else self.registers).append((instance, cell))
-            for pin, capacitance in cell.input_ff.items():
-                for net in instance.pins.get(pin, []):
-                    if isinstance(net, int):
-                        self.load[net] = self.load.get(net, 0.0) + capacitance + wire_ff
-            for pin in cell.arcs:
-                for net in instance.pins.get(pin, []):
-                    if isinstance(net, int):
-                        self.drivers[net] = (instance, pin)
+                raise ValueError(f"{netlist.name}: instance {instance.name} of the unknown cell {instance.kind}")
+            self._add(instance, cell, wire_ff)
         for nets in netlist.outputs.values():
             for net in nets:
                 if isinstance(net, int):
-                    self.load[net] = self.load.get(net, 0.0) + self.register_ff + wire_ff
+                    self.load[net] = self.load.get(net, 0.0) + self.output_ff + wire_ff
+        self.inputs = [net for nets in netlist.inputs.values() for net in nets if isinstance(net, int)]
         self.order = self._topological()
+        self.from_registers = self._arrivals(self._launched())
+        self.from_inputs = self._arrivals({net: ((0.0, 0.0), self.port_edge) for net in self.inputs})
 
-    def _register_load(self) -> float:
-        loads = [
-            cell.input_ff[pin] for cell in self.library.cells.values() for pin in cell.setup if pin in cell.input_ff
-        ]
-        return min(loads) if loads else self.inverter_ff
+    def _add(self, instance: Instance, cell: Cell, wire_ff: float) -> None:
+        for pin, capacitance in cell.input_ff.items():
+            net = instance.pins.get(pin)
+            if isinstance(net, int):
+                self.load[net] = self.load.get(net, 0.0) + capacitance + wire_ff
+        for pin, tables in cell.setup.items():
+            net = instance.pins.get(pin)
+            if isinstance(net, int):
+                self.captures.append((net, f"{instance.name}.{pin}", tables))
+        for pin, arcs in cell.arcs.items():
+            net = instance.pins.get(pin)
+            if not isinstance(net, int):
+                continue
+            self.drivers[net] = instance.kind
+            launching = [arc for arc in arcs if arc.related == cell.clock]
+            if launching:
+                self.launches.append((net, launching))
+            through = [
+                (source, arc)
+                for arc in arcs
+                if arc.related != cell.clock and isinstance(source := instance.pins.get(arc.related), int)
+            ]
+            if through:
+                self.logic[net] = (instance, through)
 
-    def _topological(self) -> list[tuple[Instance, Cell]]:
+    def _topological(self) -> list[int]:
         readers: dict[int, list[int]] = {}
-        missing = [0] * len(self.logic)
-        logic_nets = {
-            net
-            for instance, cell in self.logic
-            for pin in cell.arcs
-            for net in instance.pins.get(pin, [])
-            if isinstance(net, int)
-        }
-        for index, (instance, cell) in enumerate(self.logic):
-            for pin in cell.input_ff:
-                for net in instance.pins.get(pin, []):
-                    if isinstance(net, int) and net in logic_nets:
-                        readers.setdefault(net, []).append(index)
-                        missing[index] += 1
-        ready = [index for index, count in enumerate(missing) if count == 0]
-        order: list[tuple[Instance, Cell]] = []
+        missing: dict[int, int] = {}
+        for net, (_, arcs) in self.logic.items():
+            sources = [source for source, _ in arcs if source in self.logic]
+            missing[net] = len(sources)
+            for source in sources:
+                readers.setdefault(source, []).append(net)
+        ready = [net for net, count in missing.items() if count == 0]
+        order = []
         while ready:
-            index = ready.pop()
-            instance, cell = self.logic[index]
-            order.append((instance, cell))
-            for pin in cell.arcs:
-                for net in instance.pins.get(pin, []):
-                    for reader in readers.get(net, []) if isinstance(net, int) else []:
-                        missing[reader] -= 1
-                        if missing[reader] == 0:
-                            ready.append(reader)
+            net = ready.pop()
+            order.append(net)
+            for reader in readers.get(net, []):
+                missing[reader] -= 1
+                if missing[reader] == 0:
+                    ready.append(reader)
         if len(order) != len(self.logic):
-            raise ValueError(f"{self.netlist.name} has a combinational loop")
+            stuck = next(net for net, count in missing.items() if count > 0)
+            raise ValueError(f"{self.netlist.name} has a combinational loop through {self.netlist.net_name(stuck)}")
         return order
 
-    def run(self, *, from_registers: bool) -> Iterator[TimingPath]:
-        """Yield the longest path to a register and to an output from all registers or all inputs."""
-        at: dict[int, tuple[float, float]] = {}
-        slew: dict[int, tuple[float, float]] = {}
-        origin: dict[tuple[int, int], tuple[int, int]] = {}
-        if from_registers:
-            for instance, cell in self.registers:
-                for pin, arcs in cell.arcs.items():
-                    for net in instance.pins.get(pin, []):
-                        if isinstance(net, int) and arcs:
-                            load = self.load.get(net, 0.0)
-                            at[net] = tuple(max(arc.delay[e](self.edge[0], load) for arc in arcs) for e in (0, 1))  # type: ignore[assignment]
-                            slew[net] = tuple(
-                                max(arc.transition[e](self.edge[0], load) for arc in arcs) for e in (0, 1)
-                            )  # type: ignore[assignment]
-            for instance in self.boxes:
-                for nets in instance.pins.values():
-                    for net in nets:
-                        if isinstance(net, int) and net not in self.drivers:
-                            at[net], slew[net] = (0.0, 0.0), self.edge
-        for nets in self.netlist.inputs.values():
-            for net in nets:
-                if isinstance(net, int):
-                    if from_registers:
-                        at.pop(net, None)
-                    else:
-                        at[net], slew[net] = (0.0, 0.0), self.edge
-        for instance, cell in self.order:
-            for output, arcs in cell.arcs.items():
-                for net in instance.pins.get(output, []):
-                    if isinstance(net, int):
-                        self._propagate(instance, arcs, net, at, slew, origin)
-        yield from self._ends(at, slew, origin, from_registers=from_registers)
+    def _launched(self) -> dict[int, tuple[Edges, Edges]]:
+        clock_edge = self.port_edge[0]
+        starts = {}
+        for net, arcs in self.launches:
+            load = self.load.get(net, 0.0)
+            rise, fall = (max(arc.delay[edge](clock_edge, load) for arc in arcs) for edge in (0, 1))
+            slow_rise, slow_fall = (max(arc.transition[edge](clock_edge, load) for arc in arcs) for edge in (0, 1))
+            starts[net] = ((rise, fall), (slow_rise, slow_fall))
+        return starts
 
-    def _propagate(
-        self,
-        instance: Instance,
-        arcs: tuple[TimingArc, ...],
-        net: int,
-        at: dict[int, tuple[float, float]],
-        slew: dict[int, tuple[float, float]],
-        origin: dict[tuple[int, int], tuple[int, int]],
-    ) -> None:
-        load = self.load.get(net, 0.0)
-        latest = [NEVER, NEVER]
-        slowest = [0.0, 0.0]
-        for arc in arcs:
-            sources = instance.pins.get(arc.related)
-            source = sources[0] if sources else None
-            if not isinstance(source, int) or source not in at:
-                continue
-            arrivals, slews = at[source], slew[source]
-            for edge in (0, 1):
-                inputs = (edge,) if arc.sense == "positive_unate" else (1 - edge,)
-                for before in (0, 1) if arc.sense == "non_unate" else inputs:
+    def _arrivals(self, starts: dict[int, tuple[Edges, Edges]]) -> _Arrivals:
+        at = {net: times for net, (times, _) in starts.items()}
+        slew = {net: slews for net, (_, slews) in starts.items()}
+        origin: dict[tuple[int, int], tuple[int, int]] = {}
+        for net in self.order:
+            load = self.load.get(net, 0.0)
+            latest, slowest = list(at.get(net, (NEVER, NEVER))), list(slew.get(net, (0.0, 0.0)))
+            for source, arc in self.logic[net][1]:
+                if source not in at:
+                    continue
+                arrivals, slews = at[source], slew[source]
+                for before, edge in edge_pairs(arc.sense):
                     if arrivals[before] == NEVER:
                         continue
                     arrival = arrivals[before] + arc.delay[edge](slews[before], load)
@@ -201,83 +187,164 @@ class _Analysis:
                     if arrival > latest[edge]:
                         latest[edge] = arrival
                         origin[net, edge] = (source, before)
-        if latest != [NEVER, NEVER]:
-            at[net] = (latest[0], latest[1])
-            slew[net] = (slowest[0], slowest[1])
+            if latest != [NEVER, NEVER]:
+                at[net] = (latest[0], latest[1])
+                slew[net] = (slowest[0], slowest[1])
+        return _Arrivals(at, slew, origin)
 
-    def _ends(
-        self,
-        at: dict[int, tuple[float, float]],
-        slew: dict[int, tuple[float, float]],
-        origin: dict[tuple[int, int], tuple[int, int]],
-        *,
-        from_registers: bool,
-    ) -> Iterator[TimingPath]:
-        worst: tuple[float, int, int, str] | None = None
-        for instance, cell in self.registers:
-            for pin, tables in cell.setup.items():
-                for net in instance.pins.get(pin, []):
-                    if isinstance(net, int) and net in at:
-                        for edge in (0, 1):
-                            length = at[net][edge] + tables[edge](self.edge[0], slew[net][edge])
-                            if worst is None or length > worst[0]:
-                                worst = (length, net, edge, instance.name)
-        for instance in self.boxes:
-            for nets in instance.pins.values():
-                for net in nets:
-                    if isinstance(net, int) and net in at and net in self.drivers:
-                        for edge in (0, 1):
-                            if worst is None or at[net][edge] > worst[0]:
-                                worst = (at[net][edge], net, edge, instance.name)
-        if worst is not None:
-            yield self._path(PathClass.REGISTER if from_registers else PathClass.INPUT, worst, at, origin)
-        worst = None
+    def _setup(self, tables: tuple[Table, Table], slews: Edges) -> Edges:
+        clock_edge = self.port_edge[0]
+        return tables[0](clock_edge, slews[0]), tables[1](clock_edge, slews[1])
+
+    def paths(self) -> dict[PathClass, TimingPath]:
+        """Return the longest path of each class that exists."""
+        found = {}
+        for arrivals, inner, outer in (
+            (self.from_registers, PathClass.REGISTER, PathClass.OUTPUT),
+            (self.from_inputs, PathClass.INPUT, PathClass.THROUGH),
+        ):
+            for kind, ends in ((inner, self._captured(arrivals)), (outer, self._put_out(arrivals))):
+                worst = max(ends, default=None)
+                if worst is not None and worst[0] != NEVER:
+                    found[kind] = self._path(kind, worst, arrivals)
+        return found
+
+    def _captured(self, arrivals: _Arrivals) -> Iterator[tuple[float, int, int, str]]:
+        for net, end, tables in self.captures:
+            if net in arrivals.at:
+                setup = self._setup(tables, arrivals.slew[net])
+                for edge in (0, 1):
+                    yield arrivals.at[net][edge] + setup[edge], net, edge, end
+
+    def _put_out(self, arrivals: _Arrivals) -> Iterator[tuple[float, int, int, str]]:
         for port, nets in self.netlist.outputs.items():
             for net in nets:
-                if isinstance(net, int) and net in at:
+                if isinstance(net, int) and net in arrivals.at:
                     for edge in (0, 1):
-                        if worst is None or at[net][edge] > worst[0]:
-                            worst = (at[net][edge], net, edge, port)
-        if worst is not None:
-            yield self._path(PathClass.OUTPUT if from_registers else PathClass.THROUGH, worst, at, origin)
+                        yield arrivals.at[net][edge], net, edge, port
 
-    def _path(
-        self,
-        kind: PathClass,
-        worst: tuple[float, int, int, str],
-        at: dict[int, tuple[float, float]],
-        origin: dict[tuple[int, int], tuple[int, int]],
-    ) -> TimingPath:
+    def _path(self, kind: PathClass, worst: tuple[float, int, int, str], arrivals: _Arrivals) -> TimingPath:
         length, net, edge, end = worst
         steps = []
         while True:
-            driver = self.drivers.get(net)
-            steps.append(
-                Step(
-                    net=self.netlist.net_names.get(net, str(net)),
-                    cell=driver[0].kind if driver is not None else "",
-                    at_ps=at[net][edge],
-                )
-            )
-            if (net, edge) not in origin:
+            steps.append(Step(self.netlist.net_name(net), self.drivers.get(net, "port"), arrivals.at[net][edge]))
+            if (net, edge) not in arrivals.origin:
                 break
-            net, edge = origin[net, edge]
+            net, edge = arrivals.origin[net, edge]
         return TimingPath(kind, length, end, tuple(reversed(steps)))
 
+    def delays_to_registers(self) -> dict[int, float]:
+        """Return, for every input net from which a register is reached, the longest delay with its setup."""
+        slew = self.from_inputs.slew
+        tail: dict[int, list[float]] = {}
+        for net, _, tables in self.captures:
+            if net in slew:
+                ends = tail.setdefault(net, [NEVER, NEVER])
+                for edge, setup in enumerate(self._setup(tables, slew[net])):
+                    ends[edge] = max(ends[edge], setup)
+        for net in reversed(self.order):
+            if net not in tail:
+                continue
+            load = self.load.get(net, 0.0)
+            for source, arc in self.logic[net][1]:
+                if source not in slew:
+                    continue
+                ends = tail.setdefault(source, [NEVER, NEVER])
+                for before, edge in edge_pairs(arc.sense):
+                    delay = arc.delay[edge](slew[source][before], load)
+                    ends[before] = max(ends[before], delay + tail[net][edge])
+        return {net: max(tail[net]) for net in self.inputs if net in tail}
 
-def analyse(netlist: Netlist, library: Library, wire_ff: float = 0.0) -> Timing:
-    """Return the longest paths of ``netlist``.
+    def delays_through(self) -> dict[int, dict[int, float]]:
+        """Return, for every output net, the input nets that reach it without a register, with the longest delay."""
+        slew = self.from_inputs.slew
+        wanted = {net for nets in self.netlist.outputs.values() for net in nets if isinstance(net, int)}
+        useful = set(wanted)
+        for net in reversed(self.order):
+            if net in useful:
+                useful.update(source for source, _ in self.logic[net][1])
+        reach: dict[int, dict[int, float]] = {net: {net: 0.0} for net in self.inputs if net in useful}
+        for net in self.order:
+            if net not in useful or net not in slew:
+                continue
+            load = self.load.get(net, 0.0)
+            merged: dict[int, float] = {}
+            for source, arc in self.logic[net][1]:
+                if source in reach:
+                    delay = max(arc.delay[edge](slew[source][before], load) for before, edge in edge_pairs(arc.sense))
+                    for start, time in reach[source].items():
+                        if time + delay > merged.get(start, NEVER):
+                            merged[start] = time + delay
+            if merged:
+                reach[net] = merged
+        return {net: reach[net] for net in sorted(wanted) if net in reach}
 
-    Args:
-        netlist: a mapped module.
-        library: the library it was mapped to.
-        wire_ff: capacitance of the wire to each input pin, in fF; 0 is before layout.
 
-    Raises:
-        ValueError: the netlist has a combinational loop.
+def edge_pairs(sense: str) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of input and output edge (0 rising, 1 falling) that an arc of ``sense`` has."""
+    if sense == "positive_unate":
+        return (0, 0), (1, 1)
+    if sense == "negative_unate":
+        return (0, 1), (1, 0)
+    return (0, 0), (0, 1), (1, 0), (1, 1)
+
+
+def constant(value_ps: float) -> Table:
+    """Return a table that is the same everywhere."""
+    return Table((0.0,), (0.0,), ((value_ps,),))
+
+
+def bit_pins(port: str, width: int) -> list[str]:
+    """Return the names that the bits of a port have as pins of an instance (`plora.synth.netlist.Instance`)."""
+    return [f"{port}[{index}]" for index in range(width)] if width > 1 else [port]
+
+
+def port_bits(ports: dict[str, list[Net]]) -> Iterator[tuple[str, Net]]:
+    """Yield every bit of ``ports`` as the pin name it has in a parent, and its net."""
+    for port, nets in ports.items():
+        yield from zip(bit_pins(port, len(nets)), nets, strict=True)
+
+
+def block_cell(analysis: TimingAnalysis, area: float) -> Cell:
+    """Return a cell that stands for the analysed block in its parent's netlist.
+
+    Its delays are those under the loads that the block's own analysis gives its outputs (a flip-flop);
+    the parent's load comes on top only in the parent's buffers.
     """
-    analysis = _Analysis(netlist, library, wire_ff)
-    paths = {
-        path.kind: path for from_registers in (True, False) for path in analysis.run(from_registers=from_registers)
-    }
-    return Timing(paths)
+    clock = "clk"
+    netlist = analysis.netlist
+    edge = analysis.port_edge
+    transition = (constant(edge[0]), constant(edge[1]))
+    to_register = analysis.delays_to_registers()
+    through = analysis.delays_through()
+    input_bits = dict(port_bits(netlist.inputs))
+    input_pins = {net: pin for pin, net in input_bits.items() if isinstance(net, int)}
+    arcs: dict[str, tuple[TimingArc, ...]] = {}
+    for pin, net in port_bits(netlist.outputs):
+        found = []
+        if isinstance(net, int):
+            launched = analysis.from_registers.at.get(net)
+            if launched is not None:
+                rise, fall = (time if time != NEVER else max(launched) for time in launched)
+                found.append(TimingArc(clock, "non_unate", (constant(rise), constant(fall)), transition))
+            for source, delay in through.get(net, {}).items():
+                found.append(TimingArc(input_pins[source], "non_unate", (constant(delay), constant(delay)), transition))
+        arcs[pin] = tuple(found)
+    return Cell(
+        name=netlist.name,
+        area=area,
+        input_ff={
+            pin: analysis.load.get(net, 0.0) if isinstance(net, int) else 0.0
+            for pin, net in input_bits.items()
+            if pin != clock
+        },
+        arcs=arcs,
+        functions={},
+        clock=clock,
+        setup={
+            pin: (constant(to_register[net]), constant(to_register[net]))
+            for pin, net in input_bits.items()
+            if isinstance(net, int) and net in to_register
+        },
+        leakage_nw=0.0,
+    )

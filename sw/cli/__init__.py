@@ -19,6 +19,7 @@ VERBS = {
     "lora": "plora.sw.cli.lora",
     "rtl": "plora.sw.cli.rtl",
     "defs": "plora.sw.cli.defs",
+    "synth": "plora.sw.cli.synth",
     "doctor": "plora.sw.cli.doctor",
 }
 

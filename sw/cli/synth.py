@@ -1,0 +1,103 @@
+"""``plora synth``: what the RTL costs in silicon."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from plora.hw.defs.config import PRESETS, preset
+from plora.hw.defs.errors import UserError
+from plora.sw.cli.command import CommandParser, Result, say
+
+SUMMARY = "area and timing of the device's RTL, block by block, by an open flow"
+
+EXIT_REGRESSION = 1
+
+
+def configure(parser: CommandParser) -> None:
+    """Add the verb's flags."""
+    parser.add_argument("--preset", default="full", help=f"size of the device: {', '.join(PRESETS)} (default: full)")
+    parser.add_argument(
+        "--unit",
+        action="append",
+        default=[],
+        metavar="BLOCK",
+        help="only this block and those in it, such as pe.dot; may be repeated (default: the whole device)",
+    )
+    parser.add_argument("--list-units", action="store_true", help="list the blocks and stop")
+    parser.add_argument("--node", default="45nm", help="technology node of the figures (default: 45nm)")
+    parser.add_argument(
+        "--liberty", type=Path, metavar="FILE", default=None, help="map to this cell library instead of the shipped one"
+    )
+    parser.add_argument("--recipe", default="fast", help="mapping recipe: fast, dense or delay (default: fast)")
+    parser.add_argument(
+        "--clock-mhz", type=float, default=1000.0, help="clock that logic is sized for, at the node (default: 1000)"
+    )
+    parser.add_argument("--flat", action="store_true", help="map the device as one block (small presets only)")
+    parser.add_argument("--paths", action="store_true", help="print the longest paths gate by gate")
+    parser.add_argument(
+        "--check", action="store_true", help="fail where a block is 5 %% larger than synth/baseline.json"
+    )
+    parser.add_argument("--update-baseline", action="store_true", help="write the figures to synth/baseline.json")
+
+
+def run(args: argparse.Namespace) -> Result:
+    """Synthesize and report."""
+    from plora.synth import baseline, report
+    from plora.synth.flow import design_blocks, synthesize
+    from plora.synth.library import node
+    from plora.synth.mapping import file_target, shipped_target
+
+    if not 1.0 <= args.clock_mhz <= 100_000.0:
+        raise UserError(f"--clock-mhz {args.clock_mhz}: choose 1 ... 100000")
+    against_baseline = args.check or args.update_baseline
+    if against_baseline and (args.liberty or args.flat or args.recipe != "fast" or args.clock_mhz != 1000.0):
+        raise UserError("the baseline is of the shipped library, recipe fast, 1000 MHz, block by block")
+    if args.update_baseline and args.unit:
+        raise UserError("--update-baseline needs the whole device: leave out --unit")
+    config, at = preset(args.preset), node(args.node)
+    if args.list_units:
+        blocks = design_blocks(config)
+        return Result(
+            data={"preset": config.name, "units": [{"name": b.name, "count": b.count} for b in blocks]},
+            text="\n".join(f"{block.name:<26} x {block.count}" for block in blocks),
+        )
+    target = file_target(args.liberty) if args.liberty else shipped_target()
+    # The clock is asked for at the node; a library of another node gets the same number of FO4.
+    fo4_ps = target.library.fo4_ps()
+    period_ps = 1e6 / args.clock_mhz / at.fo4_ps["typical"] * fo4_ps
+    start = time.perf_counter()
+    result = synthesize(
+        config,
+        target,
+        units=args.unit,
+        recipe=args.recipe,
+        period_ps=period_ps,
+        flat=args.flat,
+        tell=lambda line: say(f"{time.perf_counter() - start:6.1f} s  {line}"),
+    )
+    seconds = time.perf_counter() - start
+    data: dict[str, Any] = {
+        **report.design_data(result, target, at),
+        "clock_mhz": args.clock_mhz,
+        "recipe": args.recipe,
+        "flat": args.flat,
+        "tools": baseline.tool_versions(),
+        "timing": {"wall_s": round(seconds, 1)},
+    }
+    text = report.design_text(result, target, at)
+    if args.paths:
+        text += "\n" + report.paths_text(result, target)
+    failed: list[str] = []
+    if args.check:
+        failed = baseline.regressions(result, baseline.read_baseline())
+        data["regressions"] = failed
+        text += "\n" + "\n".join(failed or ["no block is larger than the baseline allows"]) + "\n"
+    if args.update_baseline:
+        old = baseline.read_baseline() if baseline.BASELINE.exists() else {}
+        settings = {"node": at.name, "recipe": args.recipe, "clock_mhz": args.clock_mhz}
+        baseline.write_baseline(baseline.updated(old, result, fo4_ps, settings))
+        say(f"figures of {config.name} are in {baseline.BASELINE}")
+    return Result(data=data, text=text, exit_status=EXIT_REGRESSION if failed else 0)

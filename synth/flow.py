@@ -1,0 +1,244 @@
+"""The flow: from a device configuration to area and timing of every block.
+
+Blocks are mapped once each, children before parents, and multiplied by how often they occur; paths
+between them are found with the blocks as cells of their parents (`plora.synth.timing`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from plora.hw.build.verilog import TOP, device_verilog
+from plora.hw.defs.config import NdpConfig
+from plora.hw.defs.errors import UserError
+from plora.synth.hierarchy import SRAM_MODULE, Block, cut_into_blocks
+from plora.synth.liberty import Cell, TimingArc
+from plora.synth.mapping import RECIPES, Recipe, Target, map_module
+from plora.synth.netlist import Netlist
+from plora.synth.sram import SETUP_NS, SramMacro
+from plora.synth.timing import PathClass, TimingAnalysis, TimingPath, bit_pins, block_cell, constant
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """A block after mapping.
+
+    Attributes:
+        name: as in `plora.synth.hierarchy`.
+        module: its Verilog module.
+        count: instances in the design.
+        ge: area of one, in gate equivalents, without the blocks in it and without SRAM.
+        flip_flops: in one.
+        cells: library cells in one, by name.
+        srams: memories in one.
+        paths: longest paths, blocks below included.
+    """
+
+    name: str
+    module: str
+    count: int
+    ge: float
+    flip_flops: int
+    cells: Counter[str]
+    srams: Counter[SramMacro]
+    paths: dict[PathClass, TimingPath]
+
+    @property
+    def total_ge(self) -> float:
+        """Area of all instances, in gate equivalents."""
+        return self.ge * self.count
+
+    @property
+    def period_ps(self) -> float:
+        """Shortest clock period for paths between registers in the block and in those below it."""
+        path = self.paths.get(PathClass.REGISTER)
+        return path.length_ps if path is not None else 0.0
+
+
+@dataclass(frozen=True)
+class DesignResult:
+    """A design after mapping: its blocks, children before parents, the last one being the top."""
+
+    config: NdpConfig
+    blocks: tuple[BlockResult, ...]
+
+    def block(self, name: str) -> BlockResult:
+        """Return the block called ``name``.
+
+        Raises:
+            UserError: there is none; the message lists those there are.
+        """
+        for block in self.blocks:
+            if block.name == name:
+                return block
+        raise UserError(
+            f"no block {name!r} in the {self.config.name} design; it has {', '.join(b.name for b in self.blocks)}"
+        )
+
+    def total_ge(self, prefix: str = "") -> float:
+        """Return the area of all instances of the blocks whose names begin with ``prefix``."""
+        return sum(block.total_ge for block in self.blocks if block.name.startswith(prefix))
+
+    def srams(self) -> Counter[SramMacro]:
+        """Return all memories of the design."""
+        total = Counter[SramMacro]()
+        for block in self.blocks:
+            for macro, count in block.srams.items():
+                total[macro] += count * block.count
+        return total
+
+    def ge_per_multiply_add(self) -> float:
+        """Return the area of the PE array (blocks ``pe.*``) over its multiply-adds."""
+        return self.total_ge("pe.") / self.config.multiply_adds
+
+
+def sram_of(parameters: dict[str, str]) -> SramMacro:
+    """Return the memory that an instance of ``plora_sram`` with these parameters (binary text) is."""
+    return SramMacro(width=int(parameters["WIDTH"], 2), depth=int(parameters["DEPTH"], 2))
+
+
+def sram_cell(name: str, ports: dict[str, int], macro: SramMacro, pin_ff: float) -> Cell:
+    """Return ``macro`` as a cell for timing: access time from its clock, setup at its inputs."""
+    access, setup = constant(1000 * macro.access_ns()), constant(1000 * SETUP_NS)
+    transition = (constant(10.0), constant(10.0))
+    outputs = [pin for pin in bit_pins("read_data", ports["read_data"])]
+    inputs = [pin for port, width in ports.items() if port not in ("clk", "read_data") for pin in bit_pins(port, width)]
+    return Cell(
+        name=name,
+        area=0.0,
+        input_ff=dict.fromkeys(inputs, pin_ff),
+        arcs={pin: (TimingArc("clk", "non_unate", (access, access), transition),) for pin in outputs},
+        functions={},
+        clock="clk",
+        setup=dict.fromkeys(inputs, (setup, setup)),
+        leakage_nw=0.0,
+    )
+
+
+class Flow:
+    """Maps the blocks of one design, in order, keeping what parents need of their children.
+
+    Args:
+        target: library to map to.
+        recipe: how.
+        period_ps: clock period that logic is sized for.
+        wire_ff: wire load per pin in timing.
+        tell: called with a line of text when a block begins.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        recipe: Recipe,
+        *,
+        period_ps: float,
+        wire_ff: float = 0.0,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.target = target
+        self.recipe = recipe
+        self.period_ps = period_ps
+        self.wire_ff = wire_ff
+        self.tell = tell
+        self.netlists: dict[str, Netlist] = {}
+        self._cells: dict[str, Cell] = dict(target.library.cells)
+
+    def run(self, blocks: Iterable[Block]) -> list[BlockResult]:
+        """Return the results of ``blocks``, which must come children before parents."""
+        return [self._block(block) for block in blocks]
+
+    def _block(self, block: Block) -> BlockResult:
+        self.tell(f"{block.name} x {block.count}")
+        netlist = map_module(block.verilog, block.module, self.target, self.recipe, self.period_ps)
+        srams = Counter[SramMacro]()
+        instances = []
+        pin_ff = 2 * next(iter(self.target.library.smallest_inverter().input_ff.values()))
+        for instance in netlist.instances:
+            if instance.kind == SRAM_MODULE:
+                macro = sram_of(instance.parameters)
+                srams[macro] += 1
+                kind = f"{SRAM_MODULE}_{macro.width}x{macro.depth}_{len(instance.pins)}"
+                if kind not in self._cells:
+                    ports = Counter(pin.partition("[")[0] for pin in instance.pins)
+                    self._cells[kind] = sram_cell(kind, dict(ports), macro, pin_ff)
+                instance = dataclasses.replace(instance, kind=kind)
+            instances.append(instance)
+        netlist = dataclasses.replace(netlist, instances=instances)
+        self.netlists[block.name] = netlist
+        analysis = TimingAnalysis(netlist, self._cells, self.target.library, self.wire_ff)
+        self._cells[block.module] = block_cell(analysis, 0.0)
+        return BlockResult(
+            name=block.name,
+            module=block.module,
+            count=block.count,
+            ge=netlist.area_ge(self.target.library),
+            flip_flops=netlist.flip_flops(self.target.library),
+            cells=Counter({kind: n for kind, n in netlist.counts().items() if kind in self.target.library.cells}),
+            srams=srams,
+            paths=analysis.paths(),
+        )
+
+
+def design_blocks(config: NdpConfig, *, flat: bool = False) -> list[Block]:
+    """Return the blocks of the device at the sizes of ``config``."""
+    return cut_into_blocks(device_verilog(config), TOP, flat=flat)
+
+
+def below(blocks: list[Block], names: Iterable[str]) -> list[Block]:
+    """Return the blocks called ``names`` and those below them, in order.
+
+    Raises:
+        UserError: there is no such block; the message lists those there are.
+    """
+    by_module = {block.module: block for block in blocks}
+    wanted: set[str] = set()
+
+    def add(block: Block) -> None:
+        wanted.add(block.module)
+        for child in block.children:
+            add(by_module[child])
+
+    for name in names:
+        found = [block for block in blocks if block.name == name]
+        if not found:
+            raise UserError(f"no unit {name!r}; choose of {', '.join(block.name for block in blocks)}")
+        add(found[0])
+    return [block for block in blocks if block.module in wanted]
+
+
+def synthesize(
+    config: NdpConfig,
+    target: Target,
+    *,
+    units: Iterable[str] = (),
+    recipe: str = "fast",
+    period_ps: float,
+    flat: bool = False,
+    wire_ff: float = 0.0,
+    tell: Callable[[str], None] = lambda line: None,
+) -> DesignResult:
+    """Return area and timing of the device at the sizes of ``config``.
+
+    Args:
+        config: sizes.
+        target: library.
+        units: names of blocks; these and what is in them. All blocks where empty.
+        recipe: a name of `plora.synth.mapping.RECIPES`.
+        period_ps: clock period that logic is sized for.
+        flat: map everything as one block.
+        wire_ff: wire load per pin in timing.
+        tell: called with a line of text when a block begins.
+
+    Raises:
+        UserError: a unit or recipe is not known, or a tool is missing.
+    """
+    if recipe not in RECIPES:
+        raise UserError(f"unknown recipe {recipe!r}; choose one of {', '.join(RECIPES)}")
+    blocks = design_blocks(config, flat=flat)
+    if units:
+        blocks = below(blocks, units)
+    flow = Flow(target, RECIPES[recipe], period_ps=period_ps, wire_ff=wire_ff, tell=tell)
+    return DesignResult(config, tuple(flow.run(blocks)))

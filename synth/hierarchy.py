@@ -1,0 +1,194 @@
+"""Cuts emitted Verilog into blocks: what is mapped on its own, once, and counted as often as it is used.
+
+Emitted Verilog has a module for every component. Modules with the same text (siblings in an array) are
+one module here. A *block* is a component that an area table should name; everything below a block that
+is not itself a block is flattened into it, and blocks below it are black boxes to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+SRAM_MODULE = "plora_sram"
+"""Memories are never mapped: synth/sram.py says what they cost."""
+
+BLOCK_PATTERNS: tuple[tuple[str, str], ...] = (
+    (r"dot_unit_\w+", "pe.dot"),
+    (r"pe_channel_\w+", "pe.operands"),
+    (r"sum_adder_\w+", "pe.adder"),
+    (r"row_merge_\w+", "pe.merge"),
+    (r"drain_\w+", "pe.drain"),
+    (r"ndp_device\.core\.array", "pe.control"),
+    (r"channel_reader_\w+", "core.reader"),
+    (r"ndp_device\.core\.(\w+?)", r"core.\1"),
+    (r"ndp_device\.core", "core.wiring"),
+    (r"ndp_device\.(\w+?)", r"front.\1"),
+    (r"ndp_device", "front.wiring"),
+)
+"""Modules that are blocks, and the names of the blocks; the first match counts. Numbers at the end of a
+module's name (the index of a sibling, or what Amaranth adds to tell namesakes apart) do not."""
+
+_MODULE = re.compile(r"^(?:\(\*[^\n]*\*\)\n)*module (\\\S+ |\w+).*?^endmodule$", re.MULTILINE | re.DOTALL)
+
+
+def block_name(module: str) -> str | None:
+    """Return the name of the block that the component ``module`` is, or ``None``."""
+    for pattern, name in BLOCK_PATTERNS:
+        match = re.fullmatch(pattern + r"(?:[$_]\d+)*", module)
+        if match is not None:
+            return match.expand(name)
+    return None
+
+
+@dataclass(frozen=True)
+class VerilogModule:
+    """A module: its text, and how many instances of which modules it has."""
+
+    name: str
+    text: str
+    children: Counter[str]
+
+
+def _plain(name: str) -> str:
+    return name.strip().removeprefix("\\")
+
+
+def _renamed(line: str, names: dict[str, str]) -> str:
+    """Return a line that begins an instance or a module, with its module's name exchanged."""
+    match = re.match(r"(  |module )(\\\S+ |\w+)", line)
+    if match is None or _plain(match[2]) not in names:
+        return line
+    return f"{match[1]}\\{names[_plain(match[2])]} {line[match.end() :]}"
+
+
+def _first_word(line: str) -> str:
+    match = re.match(r"  (\\\S+|\w+) ", line)
+    return _plain(match[1]) if match is not None else ""
+
+
+def split_modules(verilog: str) -> dict[str, VerilogModule]:
+    """Return the modules of ``verilog``, as Yosys writes it, by name."""
+    # A name that Yosys numbers through the whole file.
+    verilog = re.sub(r"\$auto\$verilog_backend\.cc:\d+:dump_module\$\d+", "$unused", verilog)
+    texts = {_plain(match[1]): match[0] for match in _MODULE.finditer(verilog)}
+    return {
+        name: VerilogModule(
+            name, text, Counter(word for line in text.splitlines() if (word := _first_word(line)) in texts)
+        )
+        for name, text in texts.items()
+    }
+
+
+def _bottom_up(modules: dict[str, VerilogModule], top: str) -> list[str]:
+    """Return ``top`` and the modules below it, children before parents."""
+    order: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        if name not in order:
+            for child in modules[name].children:
+                visit(child)
+            order[name] = None
+
+    visit(top)
+    return list(order)
+
+
+def merge_equal(modules: dict[str, VerilogModule], top: str) -> dict[str, VerilogModule]:
+    """Return the modules below ``top`` with every set of equal ones replaced by its first."""
+    kept: dict[str, str] = {}
+    renames: dict[str, str] = {}
+    merged: dict[str, VerilogModule] = {}
+    for name in _bottom_up(modules, top):
+        module = modules[name]
+        children = Counter[str]()
+        for child, count in module.children.items():
+            children[renames[child]] += count
+        lines = [_renamed(line, {name: name, **renames}) for line in module.text.splitlines()]
+        anonymous = "\n".join(_renamed(line, {name: "@"}) for line in lines)
+        renames[name] = kept.setdefault(anonymous, name)
+        if renames[name] == name:
+            merged[name] = VerilogModule(name, "\n".join(lines), children)
+    return merged
+
+
+def black_box(module: VerilogModule) -> str:
+    """Return ``module`` without contents, for whoever instantiates it."""
+    if module.name == SRAM_MODULE:
+        return f"(* blackbox *)\n{module.text}"
+    lines = module.text.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("module "))
+    # Long port lists go over several lines.
+    end = next(index for index, line in enumerate(lines[start:], start) if line.endswith(");"))
+    ports = [line for line in lines[end + 1 :] if re.match(r"  (input|output|inout) ", line)]
+    return "\n".join(["(* blackbox *)", *lines[start : end + 1], *ports, "endmodule"])
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a design.
+
+    Attributes:
+        name: in tables, such as ``pe.dot``. Blocks of one name that differ have a number after it.
+        module: its Verilog module.
+        verilog: the module, everything flattened into it, and black boxes of the blocks below it.
+        children: blocks below it, by module, and how many of each.
+        count: instances in the whole design.
+    """
+
+    name: str
+    module: str
+    verilog: str
+    children: Counter[str]
+    count: int
+
+
+def cut_into_blocks(verilog: str, top: str, *, flat: bool = False) -> list[Block]:
+    """Return the blocks of the design ``top``, children before parents.
+
+    Args:
+        verilog: emitted Verilog.
+        top: its top module.
+        flat: make one block of everything.
+    """
+    modules = merge_equal(split_modules(verilog), top)
+    order = list(modules)
+    names = {name: block_name(name) for name in order if not flat}
+    names[top] = block_name(top) or top
+    names[SRAM_MODULE] = None
+    instances = Counter({top: 1})
+    for name in reversed(order):
+        for child, count in modules[name].children.items():
+            instances[child] += instances[name] * count
+
+    blocks: list[Block] = []
+    seen = Counter[str]()
+    for name in order:
+        label = names.get(name)
+        if label is None:
+            continue
+        inner: dict[str, int] = {}
+        boxes = Counter[str]()
+
+        def descend(module: str, times: int, inner: dict[str, int], boxes: Counter[str]) -> None:
+            inner[module] = inner.get(module, 0) + times
+            for child, count in modules[module].children.items():
+                if child == SRAM_MODULE or names.get(child) is not None:
+                    boxes[child] += times * count
+                else:
+                    descend(child, times * count, inner, boxes)
+
+        descend(name, 1, inner, boxes)
+        text = "\n".join([*(black_box(modules[box]) for box in sorted(boxes)), *(modules[m].text for m in inner)])
+        seen[label] += 1
+        blocks.append(
+            Block(
+                name=label if seen[label] == 1 else f"{label}.{seen[label]}",
+                module=name,
+                verilog=text + "\n",
+                children=Counter({box: count for box, count in boxes.items() if box != SRAM_MODULE}),
+                count=instances[name],
+            )
+        )
+    return blocks
