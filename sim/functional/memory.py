@@ -29,6 +29,10 @@ class SparseMemory:
         """Let every later access to a byte of ``[address, address + size_bytes)`` fault, like poisoned memory."""
         self._bad.append((address, address + size_bytes))
 
+    def clear_errors(self) -> None:
+        """Forget every range of `add_error_range`."""
+        self._bad.clear()
+
     @property
     def resident_bytes(self) -> int:
         """Bytes that the pages written so far occupy."""
