@@ -99,6 +99,8 @@ class AttentionCost:
     def best(self, share_cap: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the least time of all layers (candidates,) with P up to `share_cap`, and that P."""
         goal, least = self.balance
+        if len(share_cap) and share_cap.min() >= goal:
+            return np.full(len(share_cap), least), np.full(len(share_cap), goal)
         none = self.time(0.0)
         far = self.far_base + np.maximum((1 - share_cap) * self.far_device, (1 - share_cap) * self.far_up + self.up)
         partial = self.layers * np.maximum(far, self.near_base + share_cap * self.near_slope)

@@ -36,14 +36,22 @@ class Temperature:
         self._keep = 1.0 - relaxation
         self._increment = increment
 
+    def request(self, adapter: int) -> None:
+        """Raise the temperature of `adapter` once."""
+        self.values[adapter] += self._increment
+
     def requests(self, adapters: IntArray) -> None:
         """Raise the temperature of each adapter in `adapters` once for each time it occurs."""
         np.add.at(self.values, adapters, self._increment)
 
     def relax(self, steps: int = 1) -> None:
         """Let `steps` steps pass."""
-        mean = self.values.mean() if len(self.values) else 0.0
-        self.values = mean + (self.values - mean) * self._keep**steps
+        if not len(self.values):
+            return
+        keep = self._keep**steps
+        mean = float(np.add.reduce(self.values)) / len(self.values)
+        self.values *= keep
+        self.values += mean * (1.0 - keep)
 
     def hottest(self, count: int, but: IntArray) -> IntArray:
         """Return the `count` hottest adapters that are not in `but`, hottest first, ties by number."""
