@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tests.hw.rtl.core.bench import Case, fetched_payload, fields, simulate
 
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
 from plora.hw.defs.descriptor import Descriptor, Source
@@ -22,6 +21,7 @@ from plora.hw.rtl.interfaces import completed_layout, fetched_layout
 from plora.sim.functional.core import FunctionalCore, Outcome
 from plora.sim.functional.layout import gpu_operand_bytes, pack_operand
 from plora.sim.functional.memory import MemoryFault, SparseMemory
+from tests.hw.rtl.core.bench import Case, fetched_payload, fields, simulate
 
 POISON = 0xFF
 """Fill of memory that was never written: every FP16 value in it is NaN."""

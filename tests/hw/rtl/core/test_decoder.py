@@ -8,6 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
+from plora.hw.defs.config import PRESETS, NdpConfig
+from plora.hw.defs.descriptor import Keep, Source
+from plora.hw.defs.legality import ChainState, check
+from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
+from plora.hw.defs.status import Status
+from plora.hw.rtl.core.decoder import Decoder
+from plora.hw.rtl.core.job import Destination, work_layout
+from plora.hw.rtl.interfaces import fetched_layout
 from tests.hw.rtl.core.bench import (
     Case,
     fetched_payload,
@@ -18,15 +27,6 @@ from tests.hw.rtl.core.bench import (
     random_window,
     simulate,
 )
-
-from plora.hw.defs.config import PRESETS, NdpConfig
-from plora.hw.defs.descriptor import Keep, Source
-from plora.hw.defs.legality import ChainState, check
-from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
-from plora.hw.defs.status import Status
-from plora.hw.rtl.core.decoder import Decoder
-from plora.hw.rtl.core.job import Destination, work_layout
-from plora.hw.rtl.interfaces import fetched_layout
 
 
 class Specification:
