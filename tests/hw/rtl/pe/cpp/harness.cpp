@@ -1,0 +1,217 @@
+// The units of bench.py behind C functions that move whole arrays of stimuli and responses.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+
+#include "Vndp.h"
+#include "verilated.h"
+
+void vl_stop(const char*, int, const char*) {}
+void vl_fatal(const char*, int, const char*, const char*) {}
+
+namespace {
+
+struct Bench {
+    VerilatedContext context;
+    Vndp dut{&context, ""};
+    uint64_t noise = 0x9E3779B97F4A7C15ull;
+
+    Bench() {
+        dut.rst = 1;
+        tick();
+        dut.rst = 0;
+    }
+
+    void tick() {
+        dut.clk = 0;
+        dut.eval();
+        dut.clk = 1;
+        dut.eval();
+    }
+
+    // Marsaglia's xorshift: what ports carry that must not matter.
+    uint32_t scramble() {
+        noise ^= noise << 13;
+        noise ^= noise >> 7;
+        noise ^= noise << 17;
+        return static_cast<uint32_t>(noise >> 16);
+    }
+};
+
+// Wide ports are arrays of 32-bit words, narrow ones plain integers.
+template <std::size_t N>
+void load(VlWide<N>& port, const uint32_t* words) { std::memcpy(port.data(), words, 4 * N); }
+template <std::size_t N>
+void store(const VlWide<N>& port, uint32_t* words) { std::memcpy(words, port.data(), 4 * N); }
+void store(const QData& port, uint32_t* words) { std::memcpy(words, &port, sizeof port); }
+template <std::size_t N>
+void scramble(Bench& bench, VlWide<N>& port) { for (std::size_t i = 0; i < N; ++i) port.data()[i] = bench.scramble(); }
+
+// Value of a finite FP16 bit pattern, in units of its last subnormal bit, 2**-24.
+double units(uint32_t bits) {
+    uint32_t exponent = bits >> 10 & 31, fraction = bits & 1023;
+    double magnitude = std::ldexp(fraction + (exponent ? 1024.0 : 0.0), exponent ? int(exponent) - 1 : 0);
+    return bits >> 15 ? -magnitude : magnitude;
+}
+
+// Drives one array. Beats are offered in order, each after its gap of cycles without one, in which
+// the payload is noise. Returns the number of results, or -1 if some beat was never accepted.
+template <typename Beat, typename Result>
+int64_t run_array(Bench& bench, Beat& beat, CData& valid, CData& ready, Result& result, CData& result_valid,
+                  int64_t beats, const uint32_t* payloads, const int32_t* gaps, int64_t drain_cycles,
+                  int64_t* accepted, int64_t room, uint32_t* results, int64_t* result_cycles) {
+    const std::size_t beat_words = sizeof(Beat) / 4, result_words = sizeof(Result) / 4;
+    int64_t count = 0, cycle = 0, next = 0, gap = beats ? gaps[0] : 0, refused = 0, idle = 0;
+    while (next < beats || idle < drain_cycles) {
+        bool offer = next < beats && gap == 0;
+        valid = offer;
+        if (offer)
+            load(beat, payloads + next * beat_words);
+        else
+            scramble(bench, beat);
+        bench.dut.clk = 0;
+        bench.dut.eval();
+        if (result_valid) {
+            if (count < room) {
+                store(result, results + count * result_words);
+                result_cycles[count] = cycle;
+            }
+            ++count;
+        }
+        if (offer && ready) {
+            accepted[next++] = cycle;
+            gap = next < beats ? gaps[next] : 0;
+            refused = 0;
+        } else if (offer) {
+            if (++refused > 1000) return -1;
+        } else if (next < beats) {
+            --gap;
+        } else {
+            ++idle;
+        }
+        bench.dut.clk = 1;
+        bench.dut.eval();
+        ++cycle;
+    }
+    valid = 0;
+    return count;
+}
+
+}  // namespace
+
+extern "C" {
+
+void* pe_open() { return new Bench; }
+void pe_close(void* handle) { delete static_cast<Bench*>(handle); }
+
+// addend is the port's; flags are bit 0 negative, 1 NaN, 2 infinite, 3 clipped.
+void pe_products(void* handle, int64_t count, const uint16_t* a, const uint16_t* b, const uint8_t* enable,
+                 uint64_t* addend, uint8_t* flags) {
+    Vndp& dut = static_cast<Bench*>(handle)->dut;
+    for (int64_t i = 0; i < count; ++i) {
+        dut.product_a = a[i];
+        dut.product_b = b[i];
+        dut.product_enable = enable[i];
+        dut.eval();
+        addend[i] = dut.product_addend;
+        flags[i] = dut.product_flags;
+    }
+}
+
+// Every product of first <= a < end with all b, against double arithmetic, which is exact here:
+// 22-bit products, then whole steps. Returns the number of wrong ones; the last of them in *wrong.
+int64_t pe_all_products(void* handle, uint32_t first, uint32_t end, int32_t lsb_exponent, int32_t product_bits,
+                        uint32_t* wrong) {
+    Vndp& dut = static_cast<Bench*>(handle)->dut;
+    const double scale = std::ldexp(1.0, -48 - lsb_exponent), limit = std::ldexp(1.0, product_bits);
+    int64_t mismatches = 0;
+    dut.product_enable = 1;
+    for (uint32_t a = first; a < end; ++a) {
+        const bool special_a = (a & 0x7C00) == 0x7C00;
+        const double units_a = units(a) * scale;
+        dut.product_a = a;
+        for (uint32_t b = 0; b < 0x10000; ++b) {
+            dut.product_b = b;
+            dut.eval();
+            const bool special_b = (b & 0x7C00) == 0x7C00;
+            const uint32_t flags = dut.product_flags;
+            const bool negative = (a ^ b) >> 15 & 1;
+            bool good;
+            if (special_a || special_b) {
+                const bool nan = (special_a && (a & 0x3FF)) || (special_b && (b & 0x3FF)) || !(a & 0x7FFF) || !(b & 0x7FFF);
+                good = (flags >> 1 & 1) == nan && (flags & 8) == 0 && (nan || ((flags & 4) && (flags & 1) == negative));
+            } else {
+                const double steps = std::trunc(std::fabs(units_a * units(b)));
+                if (steps >= limit) {
+                    good = flags == (8u | negative);
+                } else {
+                    const int64_t value = int64_t(dut.product_addend) + negative - (int64_t(1) << product_bits);
+                    good = flags == negative && value == (negative ? -int64_t(steps) : int64_t(steps));
+                }
+            }
+            if (!good) {
+                ++mismatches;
+                *wrong = a << 16 | b;
+            }
+        }
+    }
+    return mismatches;
+}
+
+// One set of operands a cycle; sums[i] is the port `latency` cycles after operands i.
+void pe_dot(void* handle, int64_t count, int64_t latency, const uint16_t* a, const uint16_t* b, const uint16_t* enable,
+            const uint8_t* first, uint32_t* sums) {
+    Bench& bench = *static_cast<Bench*>(handle);
+    Vndp& dut = bench.dut;
+    const std::size_t words = sizeof(dut.dot_sum) / 4;
+    for (int64_t i = 0; i < count + latency; ++i) {
+        if (i < count) {
+            load(dut.dot_a, reinterpret_cast<const uint32_t*>(a + 16 * i));
+            load(dut.dot_b, reinterpret_cast<const uint32_t*>(b + 16 * i));
+            dut.dot_enable = enable[i];
+            dut.dot_first = first[i];
+        } else {
+            scramble(bench, dut.dot_a);
+            scramble(bench, dut.dot_b);
+            dut.dot_enable = 0;
+            dut.dot_first = 0;
+        }
+        bench.tick();
+        if (i >= latency - 1 && i - (latency - 1) < count) store(dut.dot_sum, sums + (i - (latency - 1)) * words);
+    }
+}
+
+// One sum a cycle; values[i] and numeric[i] are the ports `latency` cycles after sum i.
+void pe_drain(void* handle, int64_t count, int64_t latency, const uint32_t* sums, uint16_t* values, uint8_t* numeric) {
+    Bench& bench = *static_cast<Bench*>(handle);
+    Vndp& dut = bench.dut;
+    const std::size_t words = sizeof(dut.drain_sum) / 4;
+    for (int64_t i = 0; i < count + latency - 1; ++i) {
+        if (i < count)
+            load(dut.drain_sum, sums + i * words);
+        else
+            scramble(bench, dut.drain_sum);
+        bench.tick();
+        if (i >= latency - 1) {
+            values[i - (latency - 1)] = dut.drain_value;
+            numeric[i - (latency - 1)] = dut.drain_numeric;
+        }
+    }
+}
+
+#define PE_ARRAY(NAME)                                                                                              \
+    int64_t pe_array_##NAME(void* handle, int64_t beats, const uint32_t* payloads, const int32_t* gaps,             \
+                            int64_t drain_cycles, int64_t* accepted, int64_t room, uint32_t* results,               \
+                            int64_t* result_cycles) {                                                               \
+        Bench& bench = *static_cast<Bench*>(handle);                                                                \
+        Vndp& dut = bench.dut;                                                                                      \
+        return run_array(bench, dut.NAME##_beat, dut.NAME##_valid, dut.NAME##_ready, dut.NAME##_result,             \
+                         dut.NAME##_result_valid, beats, payloads, gaps, drain_cycles, accepted, room, results,     \
+                         result_cycles);                                                                            \
+    }
+
+PE_ARRAY(one)
+PE_ARRAY(tiny)
+
+}  // extern "C"
