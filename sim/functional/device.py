@@ -160,7 +160,7 @@ class FunctionalDevice:
         end = self._cycles + max(0, cycles)
         while True:
             self._work()
-            while self._posted.land_some():
+            while self._posted.land_some(cycles):
                 self._work()
             if self._chain_queue is None or self._chain_deadline > end:
                 break

@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from plora.hw.defs.queue import LINE_BYTES
 
+LONGEST_FLIGHT_CYCLES = 1000
+"""A microsecond at 1 GHz: several round trips of a CXL link."""
+
 
 class PostedWrites:
     """HDM and MMIO writes between host and device.
@@ -81,9 +84,15 @@ class PostedWrites:
         while self._mmio:
             self._mmio_write(*self._mmio.pop(0))
 
-    def land_some(self) -> bool:
-        """Let one pending write land, or none, as chance has it. Returns False once chance says that this is enough."""
-        if self._random is None or not self.pending or self._random.random() < 0.25:
+    def land_some(self, cycles: int) -> bool:
+        """Let one pending write land, or none, as chance has it.
+
+        Call it until it returns False: then it is enough for a wait of ``cycles``. None stays on its way for
+        longer than `LONGEST_FLIGHT_CYCLES`.
+        """
+        if self._random is None or not self.pending:
+            return False
+        if cycles < LONGEST_FLIGHT_CYCLES and self._random.random() < 0.25:
             return False
         if self._mmio and (not self._lines or self._random.random() < 0.5):
             self._mmio_write(*self._mmio.pop(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plora.sim.functional.posted import PostedWrites
+from plora.sim.functional.posted import LONGEST_FLIGHT_CYCLES, PostedWrites
 
 writes = st.lists(st.tuples(st.integers(0, 300), st.binary(min_size=1, max_size=150)), max_size=12)
 
@@ -33,7 +33,7 @@ def test_behind_a_fence_memory_is_as_if_nothing_had_been_reordered(
         plain[address : address + len(data)] = data
         assert bench.posted.overlay(0, bytes(bench.memory)) == plain, "the writer does not see its own store"
         for _ in range(landings):
-            bench.posted.land_some()
+            bench.posted.land_some(1)
     bench.posted.fence()
     assert bench.memory == plain
     assert bench.posted.pending == 0
@@ -46,7 +46,7 @@ def test_lines_do_land_out_of_order() -> None:
         for line in range(4):
             bench.posted.hdm(64 * line, b"x")
         for _ in range(200):
-            bench.posted.land_some()
+            bench.posted.land_some(1)
         assert sorted(bench.landed) == [0, 1, 2, 3]
         orders.add(tuple(bench.landed))
     assert len(orders) > 5
@@ -60,7 +60,7 @@ def test_register_writes_keep_their_order_but_overtake_and_are_overtaken() -> No
         bench.posted.mmio(0, 1)
         bench.posted.mmio(4, 2)
         while bench.posted.pending:
-            bench.posted.land_some()
+            bench.posted.land_some(1)
             if bench.landed or bench.registers:
                 first.add("store" if bench.landed and not bench.registers else "register" if not bench.landed else "")
         assert bench.registers == [(0, 1), (4, 2)]
@@ -74,3 +74,14 @@ def test_without_a_seed_nothing_is_posted() -> None:
     posted.mmio(0, 1)
     assert landed == [5]
     assert posted.pending == 0
+
+
+def test_a_long_wait_lets_everything_land() -> None:
+    bench = Bench(1)
+    for line in range(6):
+        bench.posted.hdm(64 * line, b"x")
+        bench.posted.mmio(0, line)
+    while bench.posted.land_some(LONGEST_FLIGHT_CYCLES):
+        pass
+    assert bench.posted.pending == 0
+    assert bench.landed != sorted(bench.landed)
