@@ -5,7 +5,7 @@ from amaranth.lib import data
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plora.hw.defs.descriptor import DESCRIPTOR_BITS, DESCRIPTOR_BYTES, FIELDS, HEADER_BITS, Descriptor, field
+from plora.hw.defs.descriptor import DESCRIPTOR_BITS, DESCRIPTOR_BYTES, FIELDS, HEADER_BITS, Descriptor, Field, field
 from plora.hw.defs.errors import UserError
 from plora.hw.rtl.interfaces import descriptor_layout
 
@@ -39,7 +39,7 @@ def test_unpack_is_the_inverse_of_pack(d: Descriptor) -> None:
 
 
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
-def test_a_field_occupies_exactly_its_bits(f) -> None:
+def test_a_field_occupies_exactly_its_bits(f: Field) -> None:
     zero = Descriptor(**{g.name: 0 for g in FIELDS})
     full = Descriptor(**{g.name: (1 << f.width) - 1 if g is f else 0 for g in FIELDS})
     assert int.from_bytes(zero.pack(), "little") == 0
@@ -48,7 +48,7 @@ def test_a_field_occupies_exactly_its_bits(f) -> None:
 
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
 @pytest.mark.parametrize("excess", [-1, 0], ids=["negative", "too wide"])
-def test_pack_refuses_what_does_not_fit_and_names_the_field(f, excess: int) -> None:
+def test_pack_refuses_what_does_not_fit_and_names_the_field(f: Field, excess: int) -> None:
     value = excess if excess < 0 else 1 << f.width
     with pytest.raises(UserError, match=rf"field {f.name} is {value}:"):
         Descriptor(**{f.name: value}).pack()

@@ -333,14 +333,18 @@ class Hdm:
 
 
 class Mmio:
-    """The host's side of ``s_io``."""
+    """The host's side of ``s_io``. Several testbenches may share it: one write and one read at a time."""
 
     def __init__(self, bus: Any) -> None:
         self._bus = bus
+        self._writing = self._reading = False
 
     async def write_answer(self, ctx: Any, offset: int, value: int, strobe: int = 0xF, skew: int = 0) -> int:
         """Write and return the response. ``skew`` > 0: data that many cycles late, < 0: address late."""
         bus = self._bus
+        while self._writing:
+            await ctx.tick()
+        self._writing = True
         ctx.set(bus.awaddr, offset)
         ctx.set(bus.wdata, value)
         ctx.set(bus.wstrb, strobe)
@@ -361,6 +365,7 @@ class Mmio:
             if bvalid:
                 assert not address_left and not data_left, "answered before address and data were taken"
                 ctx.set(bus.bready, 0)
+                self._writing = False
                 return int(bresp)
 
     async def write(self, ctx: Any, offset: int, value: int) -> None:
@@ -368,6 +373,9 @@ class Mmio:
 
     async def read(self, ctx: Any, offset: int) -> int:
         bus = self._bus
+        while self._reading:
+            await ctx.tick()
+        self._reading = True
         ctx.set(bus.araddr, offset)
         ctx.set(bus.arvalid, 1)
         await ctx.tick().until(bus.arready)
@@ -375,6 +383,7 @@ class Mmio:
         ctx.set(bus.rready, 1)
         data, resp = await ctx.tick().sample(bus.rdata, bus.rresp).until(bus.rvalid)
         ctx.set(bus.rready, 0)
+        self._reading = False
         assert resp == Resp.OKAY
         return int(data)
 

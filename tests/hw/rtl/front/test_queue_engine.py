@@ -805,19 +805,13 @@ def test_whatever_the_order_of_events_each_descriptor_runs_once_in_ring_order(be
     bench.hdm.fill(rng.choice([0x00, 0xFF, 0xA5]))
     bench.core.delay, bench.core.capacity = rng.choice([0, 5, 40]), rng.choice([1, 2, 8])
     total = 20
-    mmio_free = [True]
 
     def host(ring: Ring) -> Any:
         own = random.Random(seed * 100 + ring.queue)
 
         async def run(ctx: Any) -> None:
-            while not mmio_free[0]:
-                await ctx.tick()
-            mmio_free[0] = False
-            if ring.queue == 0:
-                await set_global(bench, ctx, "POLL_INTERVAL", 4)
+            await set_global(bench, ctx, "POLL_INTERVAL", 4)
             await ring.set_up(ctx)
-            mmio_free[0] = True
             completed = taken = 0
             while completed < total:
                 if ring.posted < total and ring.posted - taken < ring.depth and own.random() < 0.2:
@@ -827,16 +821,12 @@ def test_whatever_the_order_of_events_each_descriptor_runs_once_in_ring_order(be
                 if completion is not None and completed < ring.posted:
                     assert completion.descriptor.device_rows == completed
                     completed += 1
-                if mmio_free[0] and own.random() < 0.1:
-                    mmio_free[0] = False
-                    if own.random() < 0.5:
-                        await ring.ring(ctx)
-                    elif taken < completed and await ring.get(ctx, "CQ_TAIL") >= completed:
-                        taken = completed
-                        await ring.put(ctx, "CQ_HEAD", taken)
-                    mmio_free[0] = True
-                await ctx.tick()
-            while not mmio_free[0]:
+                dice = own.random()
+                if dice < 0.05:
+                    await ring.ring(ctx)
+                elif dice < 0.1 and taken < completed and await ring.get(ctx, "CQ_TAIL") >= completed:
+                    taken = completed
+                    await ring.put(ctx, "CQ_HEAD", taken)
                 await ctx.tick()
 
         return run

@@ -68,8 +68,14 @@ class RegisterBench(Bench):
 
 
 @pytest.fixture(scope="module")
-def bench() -> RegisterBench:
+def shared() -> RegisterBench:
     return RegisterBench()
+
+
+@pytest.fixture
+def bench(shared: RegisterBench) -> RegisterBench:
+    shared.mmio = Mmio(shared.registers.s_io)
+    return shared
 
 
 GOOD = RingSetup(

@@ -1,5 +1,7 @@
 """Round robin: nobody who keeps asking waits for more than one grant of each other."""
 
+from typing import Any
+
 import pytest
 from amaranth.sim import Simulator
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ def grants(count: int, patterns: list[int]) -> list[tuple[int, int]]:
     dut = RoundRobin(count)
     seen: list[tuple[int, int]] = []
 
-    async def bench(ctx) -> None:
+    async def bench(ctx: Any) -> None:
         ctx.set(dut.taken, 1)
         for pattern in patterns:
             ctx.set(dut.requests, pattern)
