@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 
 SRAM_MODULE = "plora_sram"
@@ -44,11 +45,16 @@ def block_name(module: str) -> str | None:
 
 @dataclass(frozen=True)
 class VerilogModule:
-    """A module: its text, and how many instances of which modules it has."""
+    """A module: its text, and the instances in it with their modules, in the order of the text."""
 
     name: str
     text: str
-    children: Counter[str]
+    instances: tuple[tuple[str, str], ...]
+
+    @property
+    def children(self) -> Counter[str]:
+        """How many instances of which modules there are."""
+        return Counter(module for _, module in self.instances)
 
 
 def _plain(name: str) -> str:
@@ -63,9 +69,11 @@ def _renamed(line: str, names: dict[str, str]) -> str:
     return f"{match[1]}\\{names[_plain(match[2])]} {line[match.end() :]}"
 
 
-def _first_word(line: str) -> str:
-    match = re.match(r"  (\\\S+|\w+) ", line)
-    return _plain(match[1]) if match is not None else ""
+def _instances(text: str, modules: Container[str]) -> tuple[tuple[str, str], ...]:
+    """Return instance and module for every instance in the text of a module."""
+    words = r"(\\\S+|\w+)"
+    found = re.finditer(rf"^  {words} +(?:#\(.*?\n  \) +)?{words} +\(", text, re.MULTILINE | re.DOTALL)
+    return tuple((_plain(match[2]), module) for match in found if (module := _plain(match[1])) in modules)
 
 
 def split_modules(verilog: str) -> dict[str, VerilogModule]:
@@ -73,12 +81,7 @@ def split_modules(verilog: str) -> dict[str, VerilogModule]:
     # A name that Yosys numbers through the whole file.
     verilog = re.sub(r"\$auto\$verilog_backend\.cc:\d+:dump_module\$\d+", "$unused", verilog)
     texts = {_plain(match[1]): match[0] for match in _MODULE.finditer(verilog)}
-    return {
-        name: VerilogModule(
-            name, text, Counter(word for line in text.splitlines() if (word := _first_word(line)) in texts)
-        )
-        for name, text in texts.items()
-    }
+    return {name: VerilogModule(name, text, _instances(text, texts)) for name, text in texts.items()}
 
 
 def _bottom_up(modules: dict[str, VerilogModule], top: str) -> list[str]:
@@ -102,14 +105,12 @@ def merge_equal(modules: dict[str, VerilogModule], top: str) -> dict[str, Verilo
     merged: dict[str, VerilogModule] = {}
     for name in _bottom_up(modules, top):
         module = modules[name]
-        children = Counter[str]()
-        for child, count in module.children.items():
-            children[renames[child]] += count
+        instances = tuple((instance, renames[child]) for instance, child in module.instances)
         lines = [_renamed(line, {name: name, **renames}) for line in module.text.splitlines()]
         anonymous = "\n".join(_renamed(line, {name: "@"}) for line in lines)
         renames[name] = kept.setdefault(anonymous, name)
         if renames[name] == name:
-            merged[name] = VerilogModule(name, "\n".join(lines), children)
+            merged[name] = VerilogModule(name, "\n".join(lines), instances)
     return merged
 
 
@@ -134,14 +135,19 @@ class Block:
         module: its Verilog module.
         verilog: the module, everything flattened into it, and black boxes of the blocks below it.
         children: blocks below it, by module, and how many of each.
-        count: instances in the whole design.
+        places: where it is in the design: for every instance the names from the top down.
     """
 
     name: str
     module: str
     verilog: str
     children: Counter[str]
-    count: int
+    places: tuple[tuple[str, ...], ...]
+
+    @property
+    def count(self) -> int:
+        """Instances in the whole design."""
+        return len(self.places)
 
 
 def cut_into_blocks(verilog: str, top: str, *, flat: bool = False) -> list[Block]:
@@ -157,10 +163,11 @@ def cut_into_blocks(verilog: str, top: str, *, flat: bool = False) -> list[Block
     names = {name: block_name(name) for name in order if not flat}
     names[top] = block_name(top) or top
     names[SRAM_MODULE] = None
-    instances = Counter({top: 1})
+    places: dict[str, list[tuple[str, ...]]] = {name: [] for name in order}
+    places[top].append(())
     for name in reversed(order):
-        for child, count in modules[name].children.items():
-            instances[child] += instances[name] * count
+        for instance, child in modules[name].instances:
+            places[child] += [(*place, instance) for place in places[name]]
 
     blocks: list[Block] = []
     seen = Counter[str]()
@@ -188,7 +195,7 @@ def cut_into_blocks(verilog: str, top: str, *, flat: bool = False) -> list[Block
                 module=name,
                 verilog=text + "\n",
                 children=Counter({box: count for box, count in boxes.items() if box != SRAM_MODULE}),
-                count=instances[name],
+                places=tuple(places[name]),
             )
         )
     return blocks

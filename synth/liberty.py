@@ -175,6 +175,9 @@ class Cell:
         setup: of each data pin of a flip-flop: tables for a rising and a falling data pin, over the
             clock's and the data's transition.
         leakage_nw: static power.
+        internal_fj: energy inside the cell of one change of an output, mean of rise and fall; the
+            charging of what hangs on the output comes on top.
+        clock_fj: energy inside a flip-flop of one clock cycle without a change of its output.
     """
 
     name: str
@@ -185,15 +188,18 @@ class Cell:
     clock: str | None
     setup: dict[str, tuple[Table, Table]]
     leakage_nw: float
+    internal_fj: dict[str, float] = field(default_factory=dict)
+    clock_fj: float = 0.0
 
 
 @dataclass(frozen=True)
 class Library:
-    """A cell library: ``cells`` by name, and the area of its smallest two-input NAND (one GE)."""
+    """A cell library: ``cells`` by name, the area of its smallest two-input NAND (one GE), and its supply."""
 
     name: str
     cells: dict[str, Cell]
     ge_area: float
+    vdd_v: float
 
     def fo4_ps(self) -> float:
         """Return the delay of the smallest inverter with four of itself as load, driven by its like."""
@@ -250,6 +256,9 @@ class _Reader:
         self.nw = (
             float(power[1]) * {"fW": 1e-6, "pW": 1e-3, "nW": 1.0, "uW": 1e3, "mW": 1e6}[power[2]] if power else 1.0
         )
+        volt = re.fullmatch(r"\s*([\d.]+)\s*(mV|V)\s*", group.text("voltage_unit", "1V"))
+        volts = float(volt[1]) * (1e-3 if volt[2] == "mV" else 1.0) if volt else 1.0
+        self.fj = self.ff * volts**2
         self.templates = {template.arguments[0]: template for template in group.all("lu_table_template")}
 
     def table(self, group: Group, slow_axis: str) -> Table:
@@ -298,12 +307,16 @@ class _Reader:
         arcs: dict[str, tuple[TimingArc, ...]] = {}
         functions: dict[str, str] = {}
         setup: dict[str, tuple[Table, Table]] = {}
+        internal: dict[str, float] = {}
+        clock_fj = 0.0
         flip_flop = group.all("ff")
         clock = re.sub(r"[()!'\s]", "", flip_flop[0].text("clocked_on")) if flip_flop else None
         for pin in group.all("pin"):
             for name in pin.arguments:
                 if pin.text("direction") == "input":
                     inputs[name] = pin.number("capacitance", 0.0) * self.ff
+                    if name == clock:
+                        clock_fj = 2 * self.internal_fj(pin)
                     for timing in pin.all("timing"):
                         if timing.text("timing_type") in ("setup_rising", "setup_falling"):
                             tables = self.pair(timing, "rise_constraint", "fall_constraint", "related_pin_transition")
@@ -312,6 +325,7 @@ class _Reader:
                 elif pin.text("direction") == "output":
                     functions[name] = pin.text("function")
                     arcs[name] = tuple(self.arcs(pin))
+                    internal[name] = self.internal_fj(pin)
         return Cell(
             name=group.arguments[0],
             area=group.number("area", 0.0),
@@ -321,7 +335,24 @@ class _Reader:
             clock=clock,
             setup=setup,
             leakage_nw=group.number("cell_leakage_power", 0.0) * self.nw,
+            internal_fj=internal,
+            clock_fj=clock_fj,
         )
+
+    def internal_fj(self, pin: Group) -> float:
+        """Return the energy inside the cell of one change of ``pin``: the mean over edges and related pins.
+
+        Of a table the first row and column count: the fastest edge and the smallest load, where no
+        short-circuit current is added.
+        """
+        energies = [
+            _numbers(table.attributes["values"])[0]
+            for power in pin.all("internal_power")
+            for kind in ("rise_power", "fall_power")
+            for table in power.all(kind)
+            if "values" in table.attributes
+        ]
+        return max(0.0, sum(energies) / len(energies)) * self.fj if energies else 0.0
 
     def arcs(self, pin: Group) -> Iterator[TimingArc]:
         """Yield the arcs of an output pin, without those of asynchronous resets and three-state enables."""
@@ -347,7 +378,12 @@ class _Reader:
         ]
         if not nands:
             raise UserError(f"{self.where}: no two-input NAND, which a gate equivalent is measured by")
-        return Library(name=self.group.arguments[0], cells=cells, ge_area=min(nands))
+        return Library(
+            name=self.group.arguments[0],
+            cells=cells,
+            ge_area=min(nands),
+            vdd_v=self.group.number("nom_voltage", 1.0),
+        )
 
 
 def _is_nand2(function: str, pins: list[str]) -> bool:

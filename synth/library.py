@@ -113,6 +113,9 @@ class LibraryCell:
         arcs: per output, the same from every input.
         drive: multiple of an inverter's output strength.
         setup: of a flip-flop, in tau; ``None`` for logic.
+        internal: capacitance that an output charges or discharges inside the cell when it changes, in
+            inverter inputs.
+        clock_internal: likewise for the clock pin of a flip-flop.
     """
 
     name: str
@@ -124,21 +127,35 @@ class LibraryCell:
     clock: str | None = None
     data: str | None = None
     setup: float | None = None
+    internal: float = 0.0
+    clock_internal: float = 0.0
 
 
-def _path(stages: list[str], table: dict[str, Any], drive: int) -> tuple[Arc, float]:
-    """Return the arc along ``stages`` and their pairs; the last has ``drive``, those before it half of it."""
+@dataclass(frozen=True)
+class _Path:
+    """What the stages from an input to an output add up to; see `LibraryCell` for the units."""
+
+    arc: Arc
+    pairs: float
+    internal: float
+
+
+def _path(stages: list[str], table: dict[str, Any], drive: int) -> _Path:
+    """Return the sums along ``stages``; the last has ``drive``, those before it half of it."""
     first = max(1, drive // 2)
-    intrinsic, pairs = 0.0, 0.0
+    intrinsic = pairs = internal = 0.0
     for name, following in zip(stages, [*stages[1:], None], strict=True):
         stage = table[name]
         own = drive if following is None else first
         pairs += stage["pairs"] * own
         intrinsic += stage["p"]
+        # The parasitic delay p is that of the stage's own capacitance through its resistance g.
+        internal += stage["p"] / stage["g"] * own
         if following is not None:
             load = drive if following == stages[-1] else first
             intrinsic += stage["g"] * load / own
-    return Arc(intrinsic, table[stages[-1]]["g"] / drive), pairs
+            internal += load
+    return _Path(Arc(intrinsic, table[stages[-1]]["g"] / drive), pairs, internal)
 
 
 def _logic_cell(entry: dict[str, Any], drive: int, table: dict[str, Any]) -> LibraryCell:
@@ -146,7 +163,7 @@ def _logic_cell(entry: dict[str, Any], drive: int, table: dict[str, Any]) -> Lib
     if isinstance(functions, str):
         functions, stages = {"Y": functions}, {"Y": stages}
     paths = {output: _path(stages[output], table, drive) for output in functions}
-    pairs = entry.get("pairs", sum(pairs for _, pairs in paths.values()) + entry.get("extra_pairs", 0))
+    pairs = entry.get("pairs", sum(path.pairs for path in paths.values()) + entry.get("extra_pairs", 0))
     # The pins of the first stage grow with that stage's drive.
     some = next(iter(stages.values()))
     pin_drive = drive if len(some) == 1 else max(1, drive // 2)
@@ -155,8 +172,9 @@ def _logic_cell(entry: dict[str, Any], drive: int, table: dict[str, Any]) -> Lib
         ge=(pairs + 1) / PITCHES_PER_GE,
         pins={pin: load * pin_drive for pin, load in entry["pins"].items()},
         functions=functions,
-        arcs={output: arc for output, (arc, _) in paths.items()},
+        arcs={output: path.arc for output, path in paths.items()},
         drive=drive,
+        internal=max(path.internal for path in paths.values()),
     )
 
 
@@ -172,6 +190,8 @@ def _flip_flop(entry: dict[str, Any], drive: int) -> LibraryCell:
         clock=entry["clock"],
         data=entry["data"],
         setup=entry["setup_tau"],
+        internal=entry["internal"] + drive,
+        clock_internal=entry["clock_internal"],
     )
 
 
@@ -242,6 +262,15 @@ class _Scale:
         return f'      timing () {{ related_pin : "{related}"; {attributes}{tables} }}'
 
 
+def _internal_power(inputs: float, input_ff: float, vdd_v: float) -> str:
+    """Return the group for a capacitance of ``inputs`` inverter inputs: half of C V V for every change.
+
+    Liberty counts energy in units of load times volts squared.
+    """
+    values = f'{{ values ("{0.5 * inputs * input_ff * vdd_v**2:.4f}"); }}'
+    return f"internal_power () {{ rise_power (scalar) {values} fall_power (scalar) {values} }}"
+
+
 def liberty_text(target: Node) -> str:
     """Return the library as a liberty file for ``target``: areas in um2, times in ps, loads in fF.
 
@@ -286,7 +315,8 @@ def liberty_text(target: Node) -> str:
         for pin, load in cell.pins.items():
             head = f"    pin ({pin}) {{ direction : input; capacitance : {load * input_ff:.4f};"
             if pin == cell.clock:
-                lines.append(f"{head} clock : true; }}")
+                lines.append(f"{head} clock : true;")
+                lines += [f"      {_internal_power(cell.clock_internal, input_ff, target.vdd_v)}", "    }"]
             elif pin == cell.data:
                 assert cell.setup is not None
                 lines.append(head)
@@ -305,6 +335,7 @@ def liberty_text(target: Node) -> str:
             lines.append(
                 f'    pin ({output}) {{ direction : output; function : "{function}"; max_capacitance : {limit:.4f};'
             )
+            lines.append(f"      {_internal_power(cell.internal, input_ff, target.vdd_v)}")
             if cell.clock is not None:
                 attributes = "timing_type : rising_edge; timing_sense : non_unate; "
                 lines.append(scale.timing(cell.arcs[output], cell.clock, attributes))
