@@ -289,9 +289,9 @@ class QueuePair:
     def submit(self, requests: Sequence[Request]) -> list[Ticket]:
         """Put ``requests`` into the ring and return a ticket for each.
 
-        Together they must be whole chains (or no chains). Their first descriptor is published last,
-        so the device sees all or nothing; only of a chain longer than the ring are later descriptors
-        added while it runs. Waits for completions where the ring is full.
+        They must be whole chains (or no chains). The device sees each chain whole or not at all: it is
+        published once the ring has room for it, its first descriptor last. Only of a chain longer than
+        the ring are later descriptors added while it runs. Waits for completions where there is no room.
 
         Raises:
             UserError: nothing to submit, a last descriptor that says that its chain goes on, or an
@@ -304,17 +304,31 @@ class QueuePair:
             raise UserError(f"the last descriptor submitted continues its chain: {requests[-1].descriptor.describe()}")
         for request in requests:
             self._check_operand(request)
-        tickets = []
+        tickets: list[Ticket] = []
         start = 0
         while start < len(requests):
-            room = self.place.depth - self.outstanding
-            if room == 0:
+            count = self._publishable(requests, start)
+            if count:
+                tickets += self._publish(requests[start : start + count])
+                start += count
+            else:
                 self._take_or_wait()
-                continue
-            batch = requests[start : start + room]
-            tickets += self._publish(batch)
-            start += len(batch)
         return tickets
+
+    def _publishable(self, requests: Sequence[Request], start: int) -> int:
+        """How many requests from ``start`` on may be published now.
+
+        Whole chains; but of a chain longer than the ring, as many as there is room for.
+        """
+        room = self.place.depth - self.outstanding
+        count = 0
+        for index in range(start, min(start + room, len(requests))):
+            if not requests[index].descriptor.chain:
+                count = index + 1 - start
+        if count or not room:
+            return count
+        ends = (index for index in range(start, len(requests)) if not requests[index].descriptor.chain)
+        return room if next(ends) + 1 - start > self.place.depth else 0
 
     def _check_operand(self, request: Request) -> None:
         operand, d = request.operand, request.descriptor

@@ -155,6 +155,21 @@ def test_a_chain_is_published_operands_first_its_first_descriptor_last() -> None
     assert b.port.log[-1].place == queue_offset(0, "DOORBELL")
 
 
+def test_a_chain_that_fits_the_ring_is_never_published_in_parts() -> None:
+    b = bench(depth=4)
+    place = b.queue.place
+    slots = {place.submission_base + (i << place.submission_slot_log2) for i in range(4)}
+    b.queue.submit([b.request(seed, chain=int(seed % 3 < 2)) for seed in range(9)])
+    b.queue.drain()
+    published = [0]
+    for entry in b.port.log:
+        if entry.what == "write" and entry.place in slots:
+            published[-1] += 1
+        elif entry.what == "register" and entry.place == queue_offset(0, "DOORBELL"):
+            published.append(0)
+    assert [count for count in published if count] == [3, 3, 3]
+
+
 def test_a_result_is_read_before_its_slot_is_given_back() -> None:
     b = bench()
     place = b.queue.place
