@@ -46,7 +46,12 @@ def beat_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
     second_row      input row 1 is used; returned with the results
     tag             returned with the results
     ==============  ====================================================================================
+
+    Raises:
+        ValueError: ``tag_bits`` is below 1.
     """
+    if tag_bits < 1:
+        raise ValueError(f"tag_bits must be at least 1, not {tag_bits!r}")
     words = data.ArrayLayout(WORD_BITS, config.channels)
     return data.StructLayout(
         {
@@ -126,8 +131,6 @@ class PeArray(wiring.Component):
     """
 
     def __init__(self, config: NdpConfig, *, tag_bits: int) -> None:
-        if tag_bits < 1:
-            raise ValueError(f"tag_bits must be at least 1, not {tag_bits!r}")
         self._config = config
         self._tag_bits = tag_bits
         super().__init__(
