@@ -35,13 +35,13 @@ def run_of(system: str, **choices: Any) -> DecodeRun:
 
 def step_ms(system: str, **choices: Any) -> float:
     """Return the length of that step."""
-    return run_of(system, **choices).steps[0].time_ps / PS_PER_MS
+    return run_of(system, **choices).played[0].time_ps / PS_PER_MS
 
 
 def tokens_per_s(system: str, **choices: Any) -> float:
     """Return its throughput."""
     run = run_of(system, **choices)
-    return run.running / run.steps[0].time_ps * 1e12
+    return run.running / run.played[0].time_ps * 1e12
 
 
 def _at(rate: float, **choices: Any) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _breakdown() -> Sequence[float]:
 
 
 def _attention_divided() -> Sequence[float]:
-    parts = [run_of(s, **ADDITIVE).steps[0].demand.part_ps["attention"] for s in ("n-e3", "nd-e3")]
+    parts = [run_of(s, **ADDITIVE).played[0].demand.part_ps["attention"] for s in ("n-e3", "nd-e3")]
     return [parts[0] / parts[1]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +12,9 @@ from plora.sim.hardware.link import load_link
 from plora.sim.llm.lora import adapter_bytes
 from plora.sim.llm.shapes import resident_weight_bytes
 from plora.sim.system.compose import Demand, Step, StepModel, split
-from plora.sim.system.config import Resolved
+from plora.sim.system.config import Resolved, RunOptions
 from plora.sim.system.decide import Hbm, cost_model, decide
+from plora.sim.system.fastforward import FastPhases, Wave, can_fast_forward
 from plora.sim.system.gputime import GpuTimes
 from plora.sim.system.layers import model_work
 from plora.sim.system.machine import Machine, build_machine
@@ -23,6 +25,12 @@ from plora.sim.system.work import Batch, IntArray, Serving
 TYPICAL_RANK = 64
 """Rank at which the cost model counts descriptors."""
 
+PLAYED_STEPS = 16
+"""Steps that a long run plays as events, to attribute its time and to check the closed form."""
+
+BLOCK_STEPS = 4096
+"""Steps that are advanced in one piece."""
+
 
 @dataclass(frozen=True)
 class DecodeRun:
@@ -30,7 +38,9 @@ class DecodeRun:
 
     Attributes:
         spec, setting: what ran.
-        steps: every step in order.
+        step_ps: (steps,) length of every step.
+        played: steps played in full, by number, with their demands and what bounded them: all of them
+            in a short run, evenly spaced ones in a long run that was advanced in closed form.
         requested, running: requests asked for, and those that fit.
         batch: the running requests at the first step.
         serving, strategies, kv_share: the manager's placement.
@@ -41,7 +51,8 @@ class DecodeRun:
 
     spec: SystemSpec
     setting: Setting
-    steps: tuple[Step, ...]
+    step_ps: IntArray
+    played: Mapping[int, Step]
     requested: int
     running: int
     batch: Batch
@@ -53,15 +64,10 @@ class DecodeRun:
     far_bytes: int
 
     @property
-    def step_ps(self) -> IntArray:
-        """Length of every step."""
-        return np.array([step.time_ps for step in self.steps], dtype=np.int64)
-
-    @property
     def demand(self) -> Demand:
-        """Demands of all steps together."""
+        """Demands of all played steps together."""
         total = Demand()
-        for step in self.steps:
+        for step in self.played.values():
             total += step.demand
         return total
 
@@ -127,6 +133,39 @@ def _running(setting: Setting, batch: Batch, weights: int, steps: int, ranks: In
     return int(np.searchsorted(held, room, side="right"))
 
 
+def _play(setting: Setting, loads: list[Load], options: RunOptions) -> tuple[IntArray, dict[int, Step]]:
+    """Time every step, and play some or all of them in full."""
+    model = StepModel(setting, loads, options.composition)
+    closed = options.composition == "dependency" and len(loads) == 1
+    if not (closed and can_fast_forward(setting.spec, setting.machine)) or options.steps <= PLAYED_STEPS:
+        played = {k: model.step(k) for k in range(options.steps)}
+        return np.array([step.time_ps for step in played.values()], dtype=np.int64), played
+    numbers = np.unique(np.linspace(0, options.steps - 1, PLAYED_STEPS).astype(np.int64)).tolist()
+    played = {k: model.step(k) for k in numbers}
+    step_ps = fast_steps_ps(setting, loads[0], options.steps)
+    for number, step in played.items():
+        if step.time_ps != step_ps[number]:
+            raise AssertionError(f"step {number}: {step_ps[number]} ps in closed form, {step.time_ps} ps as events")
+    return step_ps, played
+
+
+def fast_steps_ps(setting: Setting, load: Load, steps: int) -> IntArray:
+    """Return the length (steps,) of every step of `load` as its contexts grow, without events."""
+    work, served = setting.work, load.serving
+    wave = Wave(served.rows, served.ranks, served.devices, load.placement.strategies)
+    total = np.full(steps, work.head_ps, dtype=np.int64)
+    for kind in work.kinds:
+        fast = FastPhases(setting.spec, setting.machine, kind)
+        total += kind.count * fast.groups_ps(kind, work, len(load.batch), wave)
+        for first in range(0, steps, BLOCK_STEPS):
+            here = slice(first, min(first + BLOCK_STEPS, steps))
+            contexts = load.batch.contexts + first
+            total[here] += kind.count * fast.attention_ps(
+                work, contexts, load.placement.near_tokens, here.stop - here.start
+            )
+    return total
+
+
 def decode_run(resolved: Resolved, spec: SystemSpec) -> DecodeRun:
     """Decode `resolved.options.steps` steps of the workload's batch on `spec`.
 
@@ -163,11 +202,12 @@ def decode_run(resolved: Resolved, spec: SystemSpec) -> DecodeRun:
     model = cost_model(setting, options.composition, TYPICAL_RANK)
     served, placement, decision, hbm = decide(setting, batch, ranks, weights_bytes=weights, model=model)
     loads = split(setting, batch, placement, ranks, options.sub_batches)
-    steps = StepModel(setting, loads, options.composition)
+    step_ps, played = _play(setting, loads, options)
     return DecodeRun(
         spec=spec,
         setting=setting,
-        steps=tuple(steps.step(k) for k in range(options.steps)),
+        step_ps=step_ps,
+        played=played,
         requested=requested,
         running=len(batch),
         batch=batch,

@@ -23,7 +23,7 @@ def spread_ms(times_ps: Any) -> dict[str, float]:
 
 def _busy_shares(run: DecodeRun) -> dict[str, float]:
     """Return the share of time that each kind of resource was occupied; of several alike, the busiest and the mean."""
-    total = float(run.step_ps.sum())
+    total = float(sum(step.time_ps for step in run.played.values()))
     busy = {name: time / total for name, time in run.demand.busy_ps.items()}
     shares: dict[str, float] = {}
     for name, label in ((GPU, "gpu"), (HOST, "host"), (FABRIC, "gpu_fabric")):
@@ -41,7 +41,7 @@ def _busy_shares(run: DecodeRun) -> dict[str, float]:
 
 def system_result(run: DecodeRun) -> dict[str, Any]:
     """Return the results of one system."""
-    steps = len(run.steps)
+    steps, played = len(run.step_ps), len(run.played)
     total_s = float(run.step_ps.sum()) / PS_PER_S
     demand = run.demand
     limits = sum(demand.limit_ps.values())
@@ -53,8 +53,9 @@ def system_result(run: DecodeRun) -> dict[str, Any]:
         "bound_by": max(demand.limit_ps, key=lambda name: (demand.limit_ps[name], name)),
         "bound_share": _ordered({name: time / limits for name, time in demand.limit_ps.items()}),
         "busy_share": _busy_shares(run),
-        "step_part_ms": {name: time / PS_PER_MS / steps for name, time in demand.part_ps.items() if time},
-        "moved_bytes_per_step": {name: moved // steps for name, moved in sorted(demand.moved_bytes.items())},
+        "step_part_ms": {name: time / PS_PER_MS / played for name, time in demand.part_ps.items() if time},
+        "moved_bytes_per_step": {name: moved // played for name, moved in sorted(demand.moved_bytes.items())},
+        "steps": {"timed": steps, "played_as_events": played},
         "batch": {"requested": run.requested, "running": run.running},
         "context_tokens_mean": float(run.batch.contexts.mean() + (steps - 1) / 2),
         "adapters_in_batch": len(run.serving),
@@ -122,12 +123,11 @@ def config_of(resolved: Resolved) -> dict[str, Any]:
 
 
 def steps_csv(runs: list[DecodeRun]) -> str:
-    """Return one line for every step of every system."""
+    """Return one line for every step of every system; `bound_by` only where a step was played in full."""
     lines = ["system,step,step_ms,context_tokens_mean,bound_by"]
     for run in runs:
         mean = float(run.batch.contexts.mean())
-        lines += [
-            f"{run.spec.name},{number},{step.time_ps / PS_PER_MS:.9f},{mean + number:.3f},{step.bound_by}"
-            for number, step in enumerate(run.steps)
-        ]
+        for number, time in enumerate(run.step_ps.tolist()):
+            bound = run.played[number].bound_by if number in run.played else ""
+            lines.append(f"{run.spec.name},{number},{time / PS_PER_MS:.9f},{mean + number:.3f},{bound}")
     return "\n".join(lines) + "\n"

@@ -46,21 +46,21 @@ def test_counting_equal_layers_is_the_same_as_playing_them_all(system: str, pres
     resolved = options(systems=(system,), preset=preset, batch_size=6)
     run = decode_run(resolved, resolved.systems[0])
     played = simulate(full_graph(run.setting, list(run.loads)))
-    assert played.makespan_ps == run.steps[0].time_ps
+    assert played.makespan_ps == run.played[0].time_ps
     assert played.busy_ps() == {
-        name: busy for name, busy in run.steps[0].demand.busy_ps.items() if name in played.busy_ps()
+        name: busy for name, busy in run.played[0].demand.busy_ps.items() if name in played.busy_ps()
     }
 
 
 def test_layers_with_and_without_a_window_are_played_alike() -> None:
     run = decoded("plora", model="gpt-oss-120b", batch_size=4, context_tokens=1000)
-    assert simulate(full_graph(run.setting, list(run.loads))).makespan_ps == run.steps[0].time_ps
+    assert simulate(full_graph(run.setting, list(run.loads))).makespan_ps == run.played[0].time_ps
 
 
 @pytest.mark.parametrize("system", bundled_systems())
 def test_what_bounds_a_step_adds_up_to_it(system: str) -> None:
     for composition in ("dependency", "overlap", "additive"):
-        step = decoded(system, composition=composition, batch_size=6).steps[0]
+        step = decoded(system, composition=composition, batch_size=6).played[0]
         assert sum(step.demand.limit_ps.values()) == step.time_ps, composition
         assert sum(step.demand.part_ps.values()) == step.time_ps, composition
 
@@ -81,11 +81,11 @@ def test_compositions_move_the_same_bytes_and_only_order_them_differently(system
 
 def test_sub_batches_read_the_weights_again_and_overlap() -> None:
     whole, halves = (decoded("plora", sub_batches=n, workload="uniform-long") for n in (1, 2))
-    one, two = whole.steps[0].demand.moved_bytes, halves.steps[0].demand.moved_bytes
+    one, two = whole.played[0].demand.moved_bytes, halves.played[0].demand.moved_bytes
     assert two["gpu"] - one["gpu"] == pytest.approx(whole.setting.work.weight_bytes, rel=1e-6)
     assert sum(two[f"dev{d}"] for d in range(4)) == pytest.approx(sum(one[f"dev{d}"] for d in range(4)), rel=0.05)
     chain = sum(StepModel(halves.setting, [load], "dependency").step().time_ps for load in halves.loads)
-    assert halves.steps[0].time_ps < chain
+    assert halves.played[0].time_ps < chain
 
 
 def test_a_batch_without_adapters_costs_what_the_base_model_costs() -> None:
@@ -150,7 +150,7 @@ def test_every_step_conserves_bytes_and_starts_with_free_resources(
     batch: int, context: int, devices: int, seed: int
 ) -> None:
     run = decoded("plora", batch_size=batch, context_tokens=context, num_devices=devices, seed=seed)
-    step = run.steps[0]
+    step = run.played[0]
     kv = run.setting.work.kv_token_bytes * run.setting.work.layers
     reads = sum(step.demand.moved_bytes.get(f"dev{d}", 0) for d in range(devices))
     far_tokens = int(run.batch.contexts.sum() - run.loads[0].placement.near_tokens.sum())

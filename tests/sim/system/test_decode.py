@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from plora.hw.defs.errors import UserError
 from plora.sim.system.config import RunOptions, resolve
-from plora.sim.system.decode import DecodeRun, decode_run
+from plora.sim.system.decode import DecodeRun, decode_run, fast_steps_ps
 from plora.sim.system.report import config_of, steps_csv, system_result
 
 
@@ -89,3 +90,18 @@ def test_bad_choices_are_refused_in_one_line(choices: dict[str, Any], message: s
         resolved = resolve(RunOptions(**choices))
         decode_run(resolved, resolved.systems[0])
     assert "\n" not in str(caught.value)
+
+
+def test_long_runs_are_advanced_exactly_as_short_ones_are_played() -> None:
+    short, long = (decoded("plora", steps=n) for n in (16, 60))
+    assert len(short.played) == 16
+    assert len(long.played) < 60
+    assert fast_steps_ps(short.setting, short.loads[0], 16).tolist() == short.step_ps.tolist()
+    assert all(step.time_ps == long.step_ps[number] for number, step in long.played.items())
+
+
+def test_two_thousand_steps_of_a_long_context_take_little_time() -> None:
+    start = time.process_time()
+    run = decoded("plora", steps=2000, workload="uniform-long")
+    assert len(run.step_ps) == 2000
+    assert time.process_time() - start < 3.0

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plora.sim.system.attention import add_attention
+from plora.sim.system.compose import StepModel, layer_phases, split
+from plora.sim.system.config import RunOptions, resolve
+from plora.sim.system.decode import setting_of
+from plora.sim.system.engine import TaskGraph, simulate
+from plora.sim.system.fastforward import FastPhases, Wave, can_fast_forward, served, served_by_readiness
+from plora.sim.system.spec import STRATEGIES, bundled_systems
+from plora.sim.system.tasks import Load, Setting
+from plora.sim.system.work import Batch, Placement, serving
+
+
+def setting_for(system: str, tokens: int, **choices: Any) -> Setting:
+    resolved = resolve(RunOptions(systems=(system,), **choices))
+    return setting_of(resolved, resolved.systems[0], tokens)
+
+
+def random_load(setting: Setting, rng: np.random.Generator, requests: int, longest: int) -> Load:
+    contexts = rng.integers(1, longest, requests)
+    batch = Batch(contexts, rng.integers(-1, 30, requests))
+    ranks = rng.choice([8, 16, 32, 64, 128], 30)
+    served_now = serving(batch, ranks, setting.machine.far_devices)
+    able = [STRATEGIES.index(s) for s in setting.spec.adapters.strategies]
+    share = rng.choice([0.0, 0.3, 1.0]) if setting.spec.kv.hbm_copies else 0.0
+    near = np.floor(contexts * share).astype(np.int64)
+    return Load(batch, served_now, Placement(rng.choice(able, len(served_now)), near))
+
+
+def wave_of(load: Load) -> Wave:
+    now = load.serving
+    return Wave(now.rows, now.ranks, now.devices, load.placement.strategies)
+
+
+def events_ps(setting: Setting, load: Load, grown: int) -> tuple[int, int]:
+    """Time of a layer's groups and of its attention, as events."""
+    kind, later = setting.work.kinds[-1], load.grown(grown)
+    groups = 0
+    for part, _, build in layer_phases(setting, kind, later, "layer"):
+        if part != "attention":
+            graph = TaskGraph()
+            build(graph, [])
+            groups += simulate(graph).makespan_ps
+    graph = TaskGraph()
+    add_attention(graph, setting, kind, later, [], "layer")
+    return groups, simulate(graph).makespan_ps
+
+
+def check(setting: Setting, load: Load, steps: int) -> None:
+    kind = setting.work.kinds[-1]
+    fast = FastPhases(setting.spec, setting.machine, kind)
+    groups = fast.groups_ps(kind, setting.work, len(load.batch), wave_of(load))
+    attention = fast.attention_ps(setting.work, load.batch.contexts, load.placement.near_tokens, steps)
+    assert attention.shape == (steps,)
+    for k in range(steps):
+        expected = events_ps(setting, load, k)
+        assert groups == expected[0], f"{setting.spec.name}: groups"
+        assert attention[k] == expected[1], f"{setting.spec.name}: attention, step {k}"
+
+
+@pytest.mark.parametrize("system", bundled_systems())
+@pytest.mark.parametrize("preset", ["paper", "priced"])
+def test_the_closed_form_gives_the_times_of_the_events(system: str, preset: str) -> None:
+    rng = np.random.default_rng(0)
+    for requests in (1, 3, 11):
+        setting = setting_for(system, requests, preset=preset)
+        check(setting, random_load(setting, rng, requests, 900), 6)
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from(["plora", "ns", "nd-e4", "pure-cxl-cached", "plora-nocxl", "cpu-lora-offload", "grace-hopper"]),
+    st.integers(1, 12),
+    st.integers(1, 7),
+    st.sampled_from(["one-port", "per-device"]),
+    st.sampled_from(["multicast", "unicast"]),
+)
+def test_it_does_so_for_any_batch_pool_and_port(
+    seed: int, system: str, requests: int, devices: int, sharing: str, transfer: str
+) -> None:
+    choices = {"num_devices": devices, "link_sharing": sharing, "costs": {"q_transfer": transfer}}
+    setting = setting_for(system, requests, **choices)
+    check(setting, random_load(setting, np.random.default_rng(seed), requests, 300), 3)
+
+
+def test_windows_slide_alike() -> None:
+    rng = np.random.default_rng(2)
+    for system in ("plora", "all-hbm"):
+        setting = setting_for(system, 5, model="gpt-oss-120b")
+        assert setting.work.kinds[-1].window == 128
+        check(setting, random_load(setting, rng, 5, 300), 9)
+
+
+def test_a_step_is_the_sum_of_its_phases() -> None:
+    rng = np.random.default_rng(4)
+    setting = setting_for("plora", 9)
+    load = random_load(setting, rng, 9, 500)
+    ranks = np.full(30, 8)
+    ranks[load.serving.ids] = load.serving.ranks
+    model = StepModel(setting, split(setting, load.batch, load.placement, ranks, 1), "dependency")
+    kind = setting.work.kinds[0]
+    fast = FastPhases(setting.spec, setting.machine, kind)
+    groups = fast.groups_ps(kind, setting.work, 9, wave_of(load))
+    attention = fast.attention_ps(setting.work, load.batch.contexts, load.placement.near_tokens, 5)
+    for k in range(5):
+        assert model.step(k).time_ps == 32 * (groups + int(attention[k])) + setting.work.head_ps
+
+
+def test_many_steps_at_once_are_the_same_as_one_by_one() -> None:
+    rng = np.random.default_rng(5)
+    setting = setting_for("plora", 30)
+    load = random_load(setting, rng, 30, 2000)
+    fast = FastPhases(setting.spec, setting.machine, setting.work.kinds[0])
+    together = fast.attention_ps(setting.work, load.batch.contexts, load.placement.near_tokens, 500)
+    single = [
+        int(fast.attention_ps(setting.work, load.batch.contexts + k, load.placement.near_tokens, 1)[0])
+        for k in range(500)
+    ]
+    assert together.tolist() == single
+
+
+@pytest.mark.parametrize("system", ["plora", "nd-e4", "pure-cxl", "pure-cxl-cached", "ns"])
+def test_a_half_duplex_link_sends_all_commands_before_any_result(system: str) -> None:
+    rng = np.random.default_rng(6)
+    for sharing in ("one-port", "per-device"):
+        setting = setting_for(system, 7, link_sharing=sharing)
+        setting = replace(setting, machine=replace(setting.machine, up=setting.machine.down))
+        assert can_fast_forward(setting.spec, setting.machine)
+        check(setting, random_load(setting, rng, 7, 400), 3)
+
+
+def test_launches_on_a_half_duplex_link_are_left_to_the_events() -> None:
+    setting = setting_for("plora-nocxl", 1)
+    assert can_fast_forward(setting.spec, setting.machine)
+    assert not can_fast_forward(setting.spec, replace(setting.machine, up=setting.machine.down))
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 9)), min_size=1, max_size=12), st.integers(0, 15))
+def test_a_resource_in_closed_form_serves_as_the_engine_does(jobs: list[tuple[int, int]], free: int) -> None:
+    graph = TaskGraph()
+    graph.add("r", free)
+    waits = [graph.add(None, ready) for ready, _ in jobs]
+    tasks = [graph.add("r", length, [wait]) for wait, (_, length) in zip(waits, jobs, strict=True)]
+    schedule = simulate(graph)
+    ends = np.array([schedule.start_ps[t] + graph.duration_ps[t] for t in tasks])
+    ready, length = (np.array([[job[i] for job in jobs]]) for i in (0, 1))
+    assert served_by_readiness(ready, length, free)[0].tolist() == ends.tolist()
+    order = np.argsort(ready[0], kind="stable")
+    assert served(ready[:, order], length[:, order], free)[0].tolist() == ends[order].tolist()
