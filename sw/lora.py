@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -138,6 +139,8 @@ class ModuleReport:
     batch_size: int
     product: Product
     traffic: LinkTraffic
+    run_s: float
+    """Wall time of the run, without the comparison."""
     match: bool
     """The device's result has the golden model's bits."""
     non_finite: int
@@ -153,7 +156,9 @@ def run_and_compare(
 ) -> ModuleReport:
     """Run one module and compare its result bit for bit with the golden model."""
     before = session.driver.traffic.copy()
+    start = time.perf_counter()
     product = adapter.run(module, x)
+    run_s = time.perf_counter() - start
     traffic = session.driver.traffic.since(before)
     golden = _golden(module.device, x, adapter.strategy, session.driver.config.accumulator)
     source = module.device.module
@@ -168,6 +173,7 @@ def run_and_compare(
         batch_size=x.shape[0],
         product=product,
         traffic=traffic,
+        run_s=run_s,
         match=bool(np.array_equal(product.y.view(np.uint16), golden.view(np.uint16))),
         non_finite=int(np.count_nonzero(~finite)),
         max_abs_error=float(error),
