@@ -180,6 +180,39 @@ def test_at_the_full_size_an_adapter_is_one_chain_per_range_of_input_rows(rank: 
             assert len(chains) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "rank", "longest"),
+    [("tiny", 16, 1024), ("tiny", 256, 1024), ("small", 16, 8192), ("small", 256, 8192)]
+    + [
+        ("full", rank, longest)
+        for rank, longest in ((8, 65_536), (16, 32_736), (32, 16_352), (40, 16_352), (256, 16_352))
+    ],
+)
+def test_the_longest_row_of_a_chain_is_what_the_documentation_says(name: str, rank: int, longest: int) -> None:
+    config = preset(name)
+    b = lay_out(config, 64, rank)
+    assert can_chain(lay_out(config, rank, longest), b)
+    assert longest == config.accumulator.max_terms or not can_chain(lay_out(config, rank, longest + 1), b)
+
+
+@pytest.mark.parametrize(
+    ("name", "k", "rows"),
+    [
+        ("tiny", 1024, 2),
+        ("small", 1024, 16),
+        ("small", 4096, 4),
+        ("small", 8192, 2),
+        ("full", 1024, 256),
+        ("full", 4096, 64),
+        ("full", 8192, 32),
+    ],
+)
+def test_the_input_rows_of_a_chain_are_what_the_documentation_says(name: str, k: int, rows: int) -> None:
+    config = preset(name)
+    plan = plan_lora(lay_out(config, 16, k), 0, lay_out(config, 64, 16), 0, 256, full_slots(config))
+    assert next(plan)[0].descriptor.gpu_rows == rows
+
+
 def test_rows_are_cut_only_where_they_must_be() -> None:
     config = preset("full")
     assert lay_out(config, 96, 4096).row_tiles == 1
