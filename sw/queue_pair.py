@@ -294,15 +294,17 @@ class QueuePair:
         the ring are later descriptors added while it runs. Waits for completions where there is no room.
 
         Raises:
-            UserError: nothing to submit, a last descriptor that says that its chain goes on, or an
-                operand that does not fit its slot.
+            UserError: nothing to submit, a last descriptor that says that its chain goes on, a value
+                that does not fit its field, or an operand that does not fit its slot.
             DeviceError: the ring stays full for longer than the timeout.
         """
         if not requests:
             raise UserError("nothing to submit: give at least one descriptor")
         if requests[-1].descriptor.chain:
             raise UserError(f"the last descriptor submitted continues its chain: {requests[-1].descriptor.describe()}")
+        # All that can be wrong is found before anything is written.
         for request in requests:
+            request.descriptor.pack()
             self._check_operand(request)
         tickets: list[Ticket] = []
         start = 0

@@ -250,6 +250,13 @@ def test_an_operand_that_does_not_fit_is_not_submitted(operand: np.ndarray, mess
     assert not [entry for entry in b.port.log if entry.what == "write"], "part of a refused submission was written"
 
 
+def test_a_value_too_wide_for_its_field_is_not_submitted() -> None:
+    b = bench()
+    with pytest.raises(UserError, match="descriptor field device_rows is 1048576"):
+        b.queue.submit([b.request(), b.request(device_rows=1 << 20)])
+    assert_right(b.queue.wait_for(b.queue.submit([b.request(3)])[0]))
+
+
 # --- errors -----------------------------------------------------------------------------------
 
 
