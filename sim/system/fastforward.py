@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,20 +31,39 @@ from plora.sim.system.work import E1, E2, E4, IntArray
 Times = npt.NDArray[np.int64]
 
 
+FEW_STEPS = 3
+"""Up to as many steps are cheaper one by one than as arrays."""
+
+
 def served(ready: Times, duration: Times, free: Any = 0) -> Times:
     """Return when each job ends on one resource that serves them in the order of the last axis."""
-    total = np.cumsum(duration, axis=-1)
+    total = duration.cumsum(axis=-1)
     begin = np.maximum.accumulate(ready - (total - duration), axis=-1)
     return np.asarray(np.maximum(begin, free) + total)
 
 
-def served_by_readiness(ready: Times, duration: Times, free: Any = 0) -> Times:
-    """Return when each job ends on one resource that serves in order of readiness, ties by position."""
-    order = np.argsort(ready, axis=-1, kind="stable")
-    ends = served(np.take_along_axis(ready, order, -1), np.take_along_axis(duration, order, -1), free)
-    unsorted = np.empty_like(ends)
-    np.put_along_axis(unsorted, order, ends, -1)
-    return unsorted
+APART = 1 << 48
+"""Distance between resources on the time axis of `served_by_readiness`: 281 s, longer than any phase."""
+
+
+def served_by_readiness(ready: Times, duration: Times, resource: Any = 0, free: Any = 0) -> Times:
+    """Return when each job (..., jobs) ends on its `resource` (jobs,), which serves in order of readiness.
+
+    Ties go to the earlier position. Resources are laid one after another on one time axis, far
+    apart, so that one running maximum serves them all. `free` is when they can start, at most.
+    """
+    place = resource * APART
+    order = (ready + place).argsort(axis=-1, kind="stable")
+    key = np.maximum(ready, free) + place
+    if key.ndim == 2:
+        order += np.arange(0, key.size, key.shape[1])[:, None]
+    length = duration.reshape(-1)[order]
+    total = length.cumsum(axis=-1)
+    ends = np.maximum.accumulate(key.reshape(-1)[order] - total + length, axis=-1)
+    ends += total
+    unsorted = np.empty(key.size, dtype=np.int64)
+    unsorted[order] = ends
+    return np.asarray(unsorted.reshape(key.shape) - place)
 
 
 def can_fast_forward(spec: SystemSpec, machine: Machine) -> bool:
@@ -116,6 +136,11 @@ class FastPhases:
         self._spec, self._machine, self._kind = spec, machine, kind
         self._lora = [g for g in kind.groups if g.output_dims]
         self._jobs = JobTable(machine, self._lora)
+        self._queries: dict[tuple[int, int], tuple[int, int]] = {}
+        names = list(dict.fromkeys(machine.down))
+        self._ports = np.array([names.index(name) for name in machine.down], dtype=np.int64)
+        self._one_port = len(names) == 1
+        self._half_duplex = bool(names) and machine.down == machine.up
 
     def groups_ps(self, kind: LayerKind, work: ModelWork, tokens: int, wave: Wave, extra_ps: Sequence[int] = ()) -> int:
         """Return the time of all phases of a layer but attention.
@@ -194,38 +219,58 @@ class FastPhases:
         start = base + extra + fused
         if not ready.shape[1]:
             return start
-        return np.asarray(served_by_readiness(ready, duration, start[:, None]).max(axis=1))
+        return np.asarray(served_by_readiness(ready, duration, 0, start[:, None]).max(axis=1))
 
     def _exchange(
         self, down: Times, device: Times, up: Times, ready: Times, wave: Wave, far: npt.NDArray[np.bool_]
     ) -> tuple[Times, Times]:
         """Return when results have come back, and when devices are done (groups, adapters)."""
         machine = self._machine
-        sent, returned, worked = np.zeros_like(down), np.zeros_like(down), np.zeros_like(down)
-        reads = wave.strategies == E2
-        ports = [(name, [d for d, n in enumerate(machine.down) if n == name]) for name in dict.fromkeys(machine.down)]
-        last_sent: dict[str, Times] = {}
-        for name, devices in ports:
-            mine = np.flatnonzero(far & np.isin(wave.devices, devices))
-            if len(mine):
-                left = served(ready[:, mine], down[:, mine])
-                last_sent[name] = left[:, -1:]
-                command = np.where(reads[mine], 0, machine.command_ps)
-                sent[:, mine] = left + machine.one_way_ps + command
-        for number in range(machine.far_devices):
-            mine = np.flatnonzero(far & (wave.devices == number))
-            if len(mine):
-                done = served_by_readiness(sent[:, mine], device[:, mine])
-                worked[:, mine] = done + np.where(reads[mine], 0, machine.return_ps)
-        for name in dict.fromkeys(machine.up):
-            devices = [d for d, n in enumerate(machine.up) if n == name]
-            mine = np.flatnonzero(far & np.isin(wave.devices, devices))
-            if len(mine):
-                # A half-duplex link has sent every command, all ready at once, before any result is.
-                free = last_sent.get(name, 0)
-                can_go = np.where(reads[mine], sent[:, mine], worked[:, mine])
-                returned[:, mine] = served_by_readiness(can_go, up[:, mine], free) + machine.one_way_ps
-        return returned, worked
+        mine = np.flatnonzero(far)
+        whole = len(mine) == len(far)
+        if not whole:
+            down, device, up, ready = (column[:, mine] for column in (down, device, up, ready))
+        devices, reads = wave.devices[mine], wave.strategies[mine] == E2
+        port = self._ports[devices]
+        left = served(ready, down) if self._one_port else served_by_readiness(ready, down, port)
+        # A half-duplex link has sent every command, all ready at once, before any result is.
+        free: Any = 0
+        if self._half_duplex:
+            free = np.zeros_like(left)
+            for name in range(len(set(machine.down))):
+                free[:, port == name] = left[:, port == name].max(axis=1, initial=0)[:, None]
+        if reads.any():
+            sent = left + np.where(reads, machine.one_way_ps, machine.one_way_ps + machine.command_ps)
+            worked = served_by_readiness(sent, device, devices)
+            can_go = np.where(reads, sent, worked + machine.return_ps)
+        else:
+            sent = left + (machine.one_way_ps + machine.command_ps)
+            worked = served_by_readiness(sent, device, devices)
+            can_go = worked + machine.return_ps
+        came = served_by_readiness(can_go, up, port, free) + machine.one_way_ps
+        if whole:
+            return came, worked
+        returned, done = np.zeros((2, len(came), len(far)), dtype=np.int64)
+        returned[:, mine], done[:, mine] = came, worked
+        return returned, done
+
+    def _query(self, work: ModelWork, rows: int, stored: int) -> tuple[int, int]:
+        """Link time down and up of a device's exchange for `rows` requests; it keeps `stored` newest tokens."""
+        found = self._queries.get((rows, stored))
+        if found is None:
+            machine, wire, size = self._machine, self._machine.wire, work.kv_token_bytes
+            query = rows * (work.query_bytes + CHAIN_DESCRIPTORS * machine.descriptor_bytes)
+            result = wire.read(rows * (work.partial_bytes + machine.flag_bytes))
+            write = wire.write(query + stored * size)
+            sent = write[0] + result[0]
+            if machine.multicast:
+                sent = wire.write(query + rows * size)[0] + machine.far_devices * result[0]
+            found = (
+                duration_ps(round(sent), machine.link_byte_ps),
+                duration_ps(round(result[1] + write[1]), machine.link_byte_ps),
+            )
+            self._queries[rows, stored] = found
+        return found
 
     def attention_ps(
         self, work: ModelWork, contexts: IntArray, near_tokens: IntArray, steps: int, extra_ps: int = 0
@@ -242,6 +287,9 @@ class FastPhases:
             launch = round(spec.launch.count * machine.launch_ps / self._kind.phases)
         if not len(contexts):
             return np.full(steps, max(launch, extra_ps), dtype=np.int64)
+        if steps <= FEW_STEPS and devices and spec.kv.attention == "distributed":
+            each = (self._attention_once(work, contexts + k, near_tokens, extra_ps) for k in range(steps))
+            return np.array([max(launch, one) for one in each], dtype=np.int64)
         near, far = self._attended(contexts, near_tokens, devices, steps)
         gpu = machine.times.attention_ps(
             len(contexts), near, work.kv_token_bytes, work.attention_flops_per_token
@@ -257,6 +305,40 @@ class FastPhases:
         merge = np.array([machine.times.merge_ps(int(size)) for size in np.unique(merges)], dtype=np.int64)
         added = merge[np.searchsorted(np.unique(merges), merges)]
         return np.asarray(np.maximum(ends, returned) + added)
+
+    def _attention_once(self, work: ModelWork, contexts: IntArray, near_tokens: IntArray, extra_ps: int) -> int:
+        """The same for one step of attention near data, with fewer and smaller arrays."""
+        machine, size = self._machine, work.kv_token_bytes
+        devices, rows = machine.far_devices, len(contexts)
+        near, far = self._attended(contexts, near_tokens, devices, 1)
+        gpu = int(machine.times.attention_ps(rows, near, size, work.attention_flops_per_token)[0]) + extra_ps
+        newest = self._newest(contexts, devices, 0)
+        tokens = far[0]
+        memory = durations_ps((tokens + newest) * size, machine.far_dram_ps)
+        compute = durations_ps(tokens * work.attention_flops_per_token, machine.far_attention_flop_ps)
+        lengths = np.maximum(memory, compute).tolist()
+        bounds = [*self._bounds(rows), rows]
+        free = dict.fromkeys(machine.down, 0)
+        busy = [0] * devices
+        results: dict[str, list[tuple[int, int, int]]] = {name: [] for name in machine.up}
+        delay, number = machine.one_way_ps + machine.command_ps, 0
+        for chunk, (low, high) in enumerate(pairwise(bounds)):
+            for device, stored in enumerate(newest[chunk].tolist()):
+                port = machine.down[device]
+                down, up = self._query(work, high - low, stored)
+                if not machine.multicast or device == 0:
+                    free[port] += down
+                busy[device] = max(busy[device], free[port] + delay) + lengths[chunk][device]
+                results[machine.up[device]].append((busy[device] + machine.return_ps, number, up))
+                number += 1
+        last = 0
+        for name, waiting in results.items():
+            now = free[name] if self._half_duplex else 0
+            for ready, _, length in sorted(waiting):
+                now = max(now, ready) + length
+            last = max(last, now)
+        merge = machine.times.merge_ps((devices + (int(near[0]) > 0)) * rows * work.partial_bytes)
+        return max(gpu, last + machine.one_way_ps) + merge
 
     def _bounds(self, rows: int) -> list[int]:
         chunks = self._machine.return_chunks if self._spec.kv.attention == "distributed" else 1
@@ -314,9 +396,9 @@ class FastPhases:
             asked = served(np.zeros_like(down[:, mine]), down[:, mine])
             ready = asked + machine.one_way_ps
             free = asked[:, -1:] if machine.up[mine[0]] == name else 0
-            came = served_by_readiness(ready, up[:, mine], free) + machine.one_way_ps
+            came = served_by_readiness(ready, up[:, mine], 0, free) + machine.one_way_ps
             arrived[:, mine] = np.maximum(came, ready + streamed[:, mine])
-        return np.asarray(served_by_readiness(arrived, kernel, gpu[:, None]).max(axis=1))
+        return np.asarray(served_by_readiness(arrived, kernel, 0, gpu[:, None]).max(axis=1))
 
     def _near_data(self, work: ModelWork, requests: int, far: Times, newest: Times) -> Times:
         """Each device attends over its tokens (steps, chunks, devices); return when the last result is there."""
@@ -347,6 +429,6 @@ class FastPhases:
             mine = [d for d, n in enumerate(machine.up) if n == name]
             free = left[:, -1, mine].max(axis=1)[:, None] if machine.down[mine[0]] == name else 0
             can_go = (worked[:, :, mine] + machine.return_ps).reshape(steps, -1)
-            ends = served_by_readiness(can_go, up[:, :, mine].reshape(steps, -1), free)
+            ends = served_by_readiness(can_go, up[:, :, mine].reshape(steps, -1), 0, free)
             returned = np.maximum(returned, ends.max(axis=1))
         return returned + machine.one_way_ps

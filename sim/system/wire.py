@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from plora.sim.hardware.flit import LINE_BYTES, CxlFlit, Packet, Plain
 from plora.sim.hardware.link import Link, Protocol
 
@@ -33,7 +31,7 @@ class Wire:
 
     def read(self, payload_bytes: Any) -> tuple[Any, Any]:
         """Return (down, up) bytes for reads: requests go down, data comes up."""
-        granules = np.ceil(payload_bytes / self.granule_bytes)
+        granules = -(-payload_bytes // self.granule_bytes)
         return (
             self.read_down_per_granule * granules,
             self.read_up_per_byte * payload_bytes + self.read_up_per_granule * granules,
@@ -41,7 +39,7 @@ class Wire:
 
     def write(self, payload_bytes: Any) -> tuple[Any, Any]:
         """Return (down, up) bytes for writes: data goes down, completions come up."""
-        granules = np.ceil(payload_bytes / self.granule_bytes)
+        granules = -(-payload_bytes // self.granule_bytes)
         return (
             self.write_down_per_byte * payload_bytes + self.write_down_per_granule * granules,
             self.write_up_per_granule * granules,

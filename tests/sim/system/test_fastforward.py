@@ -72,6 +72,7 @@ def test_the_closed_form_gives_the_times_of_the_events(system: str, preset: str)
     rng = np.random.default_rng(0)
     for requests in (1, 3, 11):
         setting = setting_for(system, requests, preset=preset)
+        check(setting, random_load(setting, rng, requests, 900), 2)
         check(setting, random_load(setting, rng, requests, 900), 6)
 
 
@@ -89,7 +90,7 @@ def test_it_does_so_for_any_batch_pool_and_port(
 ) -> None:
     choices = {"num_devices": devices, "link_sharing": sharing, "costs": {"q_transfer": transfer}}
     setting = setting_for(system, requests, **choices)
-    check(setting, random_load(setting, np.random.default_rng(seed), requests, 300), 3)
+    check(setting, random_load(setting, np.random.default_rng(seed), requests, 300), 4)
 
 
 def test_windows_slide_alike() -> None:
@@ -135,7 +136,7 @@ def test_a_half_duplex_link_sends_all_commands_before_any_result(system: str) ->
         setting = setting_for(system, 7, link_sharing=sharing)
         setting = replace(setting, machine=replace(setting.machine, up=setting.machine.down))
         assert can_fast_forward(setting.spec, setting.machine)
-        check(setting, random_load(setting, rng, 7, 400), 3)
+        check(setting, random_load(setting, rng, 7, 400), 4)
 
 
 def test_launches_on_a_half_duplex_link_are_left_to_the_events() -> None:
@@ -153,6 +154,6 @@ def test_a_resource_in_closed_form_serves_as_the_engine_does(jobs: list[tuple[in
     schedule = simulate(graph)
     ends = np.array([schedule.start_ps[t] + graph.duration_ps[t] for t in tasks])
     ready, length = (np.array([[job[i] for job in jobs]]) for i in (0, 1))
-    assert served_by_readiness(ready, length, free)[0].tolist() == ends.tolist()
+    assert served_by_readiness(ready, length, 0, free)[0].tolist() == ends.tolist()
     order = np.argsort(ready[0], kind="stable")
     assert served(ready[:, order], length[:, order], free)[0].tolist() == ends[order].tolist()
