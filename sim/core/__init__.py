@@ -1,0 +1,1 @@
+"""Cycle model of the NDP core: what a descriptor asks of the core, and when it gets it."""

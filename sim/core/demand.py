@@ -1,0 +1,206 @@
+"""What a descriptor asks of the core: reads, beats, drains and writes, as a function of its shape.
+
+An operation is one function from shapes to demands (`OPERATIONS`); everything after it, from bursts to
+completion, is the same for all of them. All functions work on arrays, one element a descriptor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from plora.hw.defs.config import KEPT_MAX_VALUES, PE_ROWS, WORD_VALUES, NdpConfig
+from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
+
+Ints = npt.NDArray[np.int64]
+
+TO_MEMORY, TO_KEPT, TO_ACCUMULATORS = range(3)
+"""Destinations of a job's sums, as `plora.hw.rtl.core.job.Destination`."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The fields of descriptors that decide their time, as arrays of equal length.
+
+    ``device_stripe``, ``operand_stripe`` and ``result_line`` say where the device operand, the GPU operand
+    and the result begin: in stripes and lines from DPA 0. Only their place within a page and their
+    channel matter.
+    """
+
+    op: Ints
+    device_rows: Ints
+    device_columns: Ints
+    gpu_rows: Ints
+    source: Ints
+    keep: Ints
+    acc_in: Ints
+    acc_out: Ints
+    device_stripe: Ints
+    operand_stripe: Ints
+    result_line: Ints
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
+class Demand(NamedTuple):
+    """The demands of one descriptor. See `Demands`."""
+
+    load: int
+    from_kept: int
+    operand_stripes: int
+    operand_space: int
+    operand_stripe: int
+    device_stripe: int
+    stripes: int
+    beats: int
+    groups: int
+    pairs: int
+    beat_cycles: int
+    merge_cycles: int
+    destination: int
+    lines: int
+    result_line: int
+    multiply_adds: int
+
+
+@dataclass(frozen=True)
+class Demands:
+    """Demands of descriptors, as arrays of equal length.
+
+    ================  ====================================================================================
+    load              1: the GPU operand is read from the submission slot
+    from_kept         1: it is the kept intermediate
+    operand_stripes   stripes of the GPU operand to be read
+    operand_space     stripes of the input buffer, per PE row, that it takes
+    operand_stripe    its first stripe
+    device_stripe     first stripe of the device operand
+    stripes           stripes of the device operand, ``groups * beats``
+    beats             stripes of a row group
+    groups            row groups
+    pairs             passes of the array over a group: pairs of GPU rows
+    beat_cycles       cycles of the array for one beat: output rows in a word
+    merge_cycles      cycles between last beats beyond one: halvings of a split sum
+    destination       `TO_MEMORY`, `TO_KEPT` or `TO_ACCUMULATORS`
+    lines             64-byte lines of the result that are written
+    result_line       the first of them
+    multiply_adds     products that count, B * N * K
+    ================  ====================================================================================
+    """
+
+    load: Ints
+    from_kept: Ints
+    operand_stripes: Ints
+    operand_space: Ints
+    operand_stripe: Ints
+    device_stripe: Ints
+    stripes: Ints
+    beats: Ints
+    groups: Ints
+    pairs: Ints
+    beat_cycles: Ints
+    merge_cycles: Ints
+    destination: Ints
+    lines: Ints
+    result_line: Ints
+    multiply_adds: Ints
+
+    def __len__(self) -> int:
+        return len(self.load)
+
+    def rows(self) -> Iterable[Demand]:
+        """One `Demand` a descriptor."""
+        return map(Demand._make, zip(*(getattr(self, name).tolist() for name in Demand._fields), strict=True))
+
+
+assert Demand._fields == tuple(f.name for f in fields(Demands))
+
+
+def _ceil_div(a: Ints, b: Ints | int) -> Ints:
+    return -(-a // b)
+
+
+def gemm_demands(config: NdpConfig, shapes: Shapes) -> Demands:
+    """Demands of GEMV and GEMM; geometry as in `plora.hw.defs.packing.pack_geometry`."""
+    n, k, b = shapes.device_rows, shapes.device_columns, shapes.gpu_rows
+    taps = np.where(k <= WORD_VALUES // 4, 4, np.where(k <= WORD_VALUES // 2, 2, 1))
+    split_log2 = np.zeros_like(n)
+    for log2 in range(1, config.channels.bit_length()):
+        split_log2 += (k > KEPT_MAX_VALUES) & (n <= config.channels >> log2)
+    group_rows = (config.channels >> split_log2) * taps
+    groups = _ceil_div(n, group_rows)
+    beats = _ceil_div(k, (WORD_VALUES // taps) << split_log2)
+    pairs = _ceil_div(b, PE_ROWS)
+    row_stripes = _ceil_div(k, config.stripe_values)
+    load = (shapes.source == Source.SLOT).astype(np.int64)
+    destination = np.where(shapes.acc_out != 0, TO_ACCUMULATORS, np.where(shapes.keep != Keep.NONE, TO_KEPT, TO_MEMORY))
+    return Demands(
+        load=load,
+        from_kept=(shapes.source == Source.KEPT).astype(np.int64),
+        operand_stripes=load * b * row_stripes,
+        operand_space=load * pairs * row_stripes,
+        operand_stripe=shapes.operand_stripe,
+        device_stripe=shapes.device_stripe,
+        stripes=groups * beats,
+        beats=beats,
+        groups=groups,
+        pairs=pairs,
+        beat_cycles=taps,
+        merge_cycles=split_log2,
+        destination=destination,
+        lines=(destination == TO_MEMORY) * b * _ceil_div(n, WORD_VALUES),
+        result_line=shapes.result_line,
+        multiply_adds=b * n * k,
+    )
+
+
+OPERATIONS: dict[int, Callable[[NdpConfig, Shapes], Demands]] = {Op.GEMV: gemm_demands, Op.GEMM: gemm_demands}
+"""What each operation asks for."""
+
+
+def _select(shapes: Shapes, chosen: npt.NDArray[np.bool_]) -> Shapes:
+    return Shapes(**{f.name: getattr(shapes, f.name)[chosen] for f in fields(Shapes)})
+
+
+def demands(config: NdpConfig, shapes: Shapes) -> Demands:
+    """Demands of legal descriptors, whatever their operations.
+
+    Raises:
+        KeyError: an operation that no function describes.
+    """
+    functions = {OPERATIONS[op] for op in np.unique(shapes.op).tolist()}
+    if len(functions) == 1:
+        return functions.pop()(config, shapes)
+    columns = {name: np.zeros(len(shapes), np.int64) for name in Demand._fields}
+    for function in functions:
+        chosen = np.isin(shapes.op, [op for op, own in OPERATIONS.items() if own is function])
+        part = function(config, _select(shapes, chosen))
+        for name, column in columns.items():
+            column[chosen] = getattr(part, name)
+    return Demands(**columns)
+
+
+def shapes_of(
+    config: NdpConfig,
+    descriptors: Iterable[Descriptor],
+    operand_addresses: Iterable[int] | None = None,
+    result_addresses: Iterable[int] | None = None,
+) -> Shapes:
+    """Shapes of descriptors, with the DPA of their GPU operands and results (default: 0 for all)."""
+    names = ("op", "device_rows", "device_columns", "gpu_rows", "source", "keep", "acc_in", "acc_out", "device_address")
+    table = np.array([[getattr(d, name) for name in names] for d in descriptors], np.int64).reshape(-1, len(names))
+    columns = dict(zip(names, table.T, strict=True))
+    address = columns.pop("device_address")
+    zeros = np.zeros_like(address)
+    operand = zeros if operand_addresses is None else np.array(list(operand_addresses), np.int64)
+    result = zeros if result_addresses is None else np.array(list(result_addresses), np.int64)
+    return Shapes(
+        **columns,
+        device_stripe=address // config.stripe_bytes,
+        operand_stripe=operand // config.stripe_bytes,
+        result_line=result // (config.stripe_bytes // config.channels),
+    )

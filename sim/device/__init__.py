@@ -1,0 +1,1 @@
+"""The device in time: queue engine, core, memory channels and link port, with or without data."""
