@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
+from amaranth._unused import MustUse
 from amaranth.sim import Simulator
 
 from plora.hw.defs.config import KEPT_MAX_VALUES, WORD_VALUES, NdpConfig, preset
@@ -47,20 +51,44 @@ def simulate(
             run()
 
 
-async def put(ctx: Any, stream: Any, payload: Any) -> None:
-    """Offer ``payload`` until it is taken."""
-    ctx.set(stream.payload, payload)
-    ctx.set(stream.valid, 1)
-    await ctx.tick().until(stream.ready)
-    ctx.set(stream.valid, 0)
+def refused(message: str, make: Callable[[], Any]) -> None:
+    """Check that ``make`` raises ValueError with ``message``, and keep Amaranth from missing what was not made."""
+    MustUse._MustUse__silence = True
+    try:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            make()
+        gc.collect()
+    finally:
+        MustUse._MustUse__silence = False
 
 
-async def get(ctx: Any, stream: Any) -> Any:
-    """Take one payload."""
-    ctx.set(stream.ready, 1)
-    (payload,) = await ctx.tick().sample(stream.payload).until(stream.valid)
+async def feed(ctx: Any, stream: Any, payloads: Iterable[Any], rng: random.Random, stall: float = 0.0) -> None:
+    """Offer ``payloads`` one after the other, each after a pause of random length."""
+    for payload in payloads:
+        while rng.random() < stall:
+            await ctx.tick()
+        ctx.set(stream.payload, payload)
+        ctx.set(stream.valid, 1)
+        await ctx.tick().until(stream.ready)
+        ctx.set(stream.valid, 0)
+
+
+async def drain(ctx: Any, stream: Any, into: list[Any], count: int, rng: random.Random, stall: float = 0.0) -> None:
+    """Append ``count`` payloads of ``stream`` to ``into``, not ready in a random part of all cycles.
+
+    While an offer waits it must stand as it is.
+    """
+    waiting = None
+    while count:
+        ready = rng.random() >= stall
+        ctx.set(stream.ready, ready)
+        *_, valid, payload = await ctx.tick().sample(stream.valid, stream.payload)
+        assert waiting is None or (valid and payload == waiting), "an offer was withdrawn or changed"
+        waiting = payload if valid and not ready else None
+        if valid and ready:
+            into.append(payload)
+            count -= 1
     ctx.set(stream.ready, 0)
-    return payload
 
 
 def fields(view: Any, layout: Any) -> dict[str, Any]:

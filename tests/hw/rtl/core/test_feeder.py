@@ -1,0 +1,112 @@
+"""The beat feeder against the formulas of `plora.hw.defs.packing`: which word, which lanes, in which cycle."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from plora.hw.defs.config import WORD_VALUES, NdpConfig
+from plora.hw.rtl.core.feeder import BeatFeeder, beat_control_layout
+from plora.hw.rtl.core.job import channel_bits
+from tests.hw.rtl.core.bench import TINY, drain, simulate
+
+CONFIGS = pytest.mark.parametrize(
+    "config", [replace(TINY, name=f"tiny-{c}", channels=c) for c in (1, 2, 8)], ids=lambda config: config.name
+)
+
+
+def word_of(rng: random.Random) -> list[int]:
+    return [rng.getrandbits(16) for _ in range(WORD_VALUES)]
+
+
+def packed(values: list[int]) -> int:
+    return sum(value << 16 * lane for lane, value in enumerate(values))
+
+
+def random_beat(config: NdpConfig, rng: random.Random) -> tuple[dict[str, int], Any]:
+    """A beat's control, and for its words (stripes of both rows, kept words) the inputs and masks it must give."""
+    channels, levels = config.channels, channel_bits(config)
+    from_kept, tap = int(rng.random() < 0.3), rng.choice([0, 0, 1, 2])
+    split_log2 = 0 if from_kept or tap else rng.randint(0, levels)
+    parts, tap_lanes = 1 << split_log2, WORD_VALUES >> tap
+    part = rng.randrange(channels // parts) * parts
+    tail = rng.randint(1, tap_lanes * parts)
+    partial = int(tap > 0 or rng.random() < 0.5)
+    control = {
+        "from_kept": from_kept, "part": part, "partial": partial, "tail": tail, "tap": tap, "split_log2": split_log2,
+        "first": rng.getrandbits(1), "last": rng.getrandbits(1), "second_row": rng.getrandbits(1),
+        "tag": rng.getrandbits(8),
+    }  # fmt: skip
+
+    def expected(stripes: list[list[list[int]]], kept: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+        inputs = []
+        for row in range(2):
+            words = []
+            for channel in range(channels):
+                word = kept[row] if from_kept else stripes[row][part + channel * parts // channels]
+                words.append(packed(word[:tap_lanes] * (1 << tap)))
+            inputs.append(words)
+        masks = []
+        for channel in range(channels):
+            valid = tail - channel * parts // channels * tap_lanes if partial else tap_lanes
+            lanes = [lane < valid for lane in range(tap_lanes)] * (1 << tap)
+            masks.append(sum(on << lane for lane, on in enumerate(lanes)))
+        return inputs, masks
+
+    return control, expected
+
+
+@CONFIGS
+@pytest.mark.parametrize("stall", [0.0, 0.5])
+def test_channels_get_the_words_of_their_part_and_lanes_beyond_k_are_masked(config: NdpConfig, stall: float) -> None:
+    dut = BeatFeeder(config)
+    rng = random.Random(config.channels)
+    beats = [random_beat(config, rng) for _ in range(60)]
+    expected: list[Any] = []
+    got: list[Any] = []
+
+    async def source(ctx: Any) -> None:
+        for control, expect in beats:
+            while rng.random() < stall:
+                await ctx.tick()
+            ctx.set(dut.control.payload, beat_control_layout(config).const(control))
+            ctx.set(dut.control.valid, 1)
+            await ctx.tick().until(dut.control.ready)
+            ctx.set(dut.control.valid, 0)
+            # The buffers show the beat's words from now until the next beat is taken.
+            weights = [rng.getrandbits(512) for _ in range(config.channels)]
+            stripes = [[word_of(rng) for _ in range(config.channels)] for _ in range(2)]
+            kept = [word_of(rng) for _ in range(2)]
+            ctx.set(dut.weights, weights)
+            ctx.set(dut.stripes, [[packed(word) for word in row] for row in stripes])
+            ctx.set(dut.kept, [packed(word) for word in kept])
+            expected.append((weights, *expect(stripes, kept)))
+
+    async def sink(ctx: Any) -> None:
+        await drain(ctx, dut.beats, got, len(beats), random.Random(1), stall)
+
+    simulate(dut, source, sink)
+    for index, (beat, (control, _), (weights, inputs, masks)) in enumerate(zip(got, beats, expected, strict=True)):
+        where = f"beat {index}: {control}"
+        assert list(beat.weights) == weights, where
+        assert [list(row) for row in beat.inputs] == inputs, where
+        assert list(beat.mask) == masks, where
+        for name in ("tap", "split_log2", "first", "last", "second_row", "tag"):
+            assert beat[name] == control[name], (where, name)
+
+
+def test_it_passes_a_beat_in_every_cycle() -> None:
+    dut = BeatFeeder(TINY)
+
+    async def bench(ctx: Any) -> None:
+        ctx.set(dut.control.valid, 1)
+        ctx.set(dut.beats.ready, 1)
+        for cycle in range(20):
+            *_, taken, given = await ctx.tick().sample(dut.control.ready, dut.beats.valid)
+            assert taken
+            assert given == (cycle >= 2)
+
+    simulate(dut, bench)

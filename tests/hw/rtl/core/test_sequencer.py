@@ -1,0 +1,291 @@
+"""The order of beats, what each reads, and where its results go; the gate that jobs pass before."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plora.hw.defs.config import KEPT_ROW_WORDS, WORD_VALUES, NdpConfig
+from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
+from plora.hw.rtl.core.gate import JobGate
+from plora.hw.rtl.core.job import FINISHED, Destination, Region, input_capacity, result_tag_layout, work_layout
+from plora.hw.rtl.core.operand_loader import issued_layout
+from plora.hw.rtl.core.sequencer import BeatSequencer, granted_layout
+from tests.hw.rtl.core.bench import TINY, simulate
+
+EIGHT_CHANNELS = replace(TINY, name="tiny-8", channels=8, input_buffer_bytes=1 << 15)
+
+
+def random_job(config: NdpConfig, rng: random.Random) -> dict[str, Any]:
+    """Dimensions and flags of a job such as the decoder lets pass, with its work."""
+    from_kept = rng.random() < 0.3
+    k = rng.choice([1, 8, 9, 16, 17, 33, 64, 250] + ([] if from_kept else [300, 700]))
+    n, b = rng.choice([1, 2, 3, 5, 17, 40]), rng.choice([1, 1, 2, 3, 5])
+    g = pack_geometry(config, n, k)
+    destination = rng.choice(list(Destination))
+    continues = int(rng.random() < 0.3)
+    if g.groups > 1 or b > 2 or g.taps > 1:
+        continues = 0
+        destination = destination if destination is not Destination.ACCUMULATORS else Destination.MEMORY
+    kept_word = rng.randint(0, 5) if destination is Destination.KEPT else 0
+    work = {
+        "from_kept": int(from_kept),
+        "load": int(not from_kept),
+        "row_stripes": operand_row_stripes(config, k),
+        "pairs": ceil_div(b, 2),
+        "single": b % 2,
+        "stripes": g.stripes,
+        "groups": g.groups,
+        "beats": g.beats,
+        "tap": {32: 0, 16: 1, 8: 2}[g.tap_lanes],
+        "split_log2": g.split.bit_length() - 1,
+        "tail": k - (g.beats - 1) * g.split * g.tap_lanes,
+        "group_rows": g.group_rows,
+        "last_rows": n - (g.groups - 1) * g.group_rows,
+        "continues": continues,
+        "destination": destination,
+        "kept_word": kept_word,
+        "row_words": result_row_words(n),
+    }
+    half = rng.choice([Region.HALF_0, Region.HALF_1])
+    return {"n": n, "k": k, "b": b, "g": g, "base": rng.randrange(input_capacity(config)), "work": work,
+            "region": Region.KEPT if destination is Destination.KEPT else half}  # fmt: skip
+
+
+def expected_beats(config: NdpConfig, job: dict[str, Any], position: int) -> Iterator[dict[str, Any]]:
+    """The beats of ``job``, whose weights begin at ``position``, in order."""
+    g, work, capacity = job["g"], job["work"], input_capacity(config)
+    kept = job["region"] is Region.KEPT
+    for group in range(g.groups):
+        for pair in range(work["pairs"]):
+            for t in range(g.beats):
+                word = t * g.split
+                first_value = group * g.group_rows
+                row_word = pair * (KEPT_ROW_WORDS if kept else work["row_words"]) + work["kept_word"]
+                yield {
+                    "position": (position + group * g.beats + t) % (2 * config.dram_buffer_stripes),
+                    "address": None
+                    if work["from_kept"]
+                    else (job["base"] + pair * work["row_stripes"] + word // config.channels) % capacity,
+                    "kept": pair * KEPT_ROW_WORDS + t if work["from_kept"] else None,
+                    "part": word % config.channels,
+                    "partial": t == g.beats - 1,
+                    "first": t == 0 and not work["continues"],
+                    "last": t == g.beats - 1 and work["destination"] is not Destination.ACCUMULATORS,
+                    "second_row": not (work["single"] and pair == work["pairs"] - 1),
+                    "freed": pair == work["pairs"] - 1,
+                    "word": row_word + first_value // WORD_VALUES,
+                    "lane": first_value % WORD_VALUES,
+                    "rows": min(g.group_rows, job["n"] - first_value),
+                    "end": group == g.groups - 1 and pair == work["pairs"] - 1,
+                }
+
+
+@settings(max_examples=12)
+@given(st.sampled_from([TINY, EIGHT_CHANNELS]), st.sampled_from([(0.0, 1.0), (0.5, 0.4)]), st.integers(0, 999))
+def test_beats_come_group_by_group_pair_by_pair(config: NdpConfig, moods: tuple[float, float], seed: int) -> None:
+    stall, arrival = moods
+    rng = random.Random(seed)
+    dut = BeatSequencer(config)
+    jobs = [random_job(config, rng) for _ in range(4)]
+    beats: list[list[dict[str, Any]]] = []
+    position = 0
+    for job in jobs:
+        beats.append(list(expected_beats(config, job, position)))
+        position += job["g"].stripes
+    total_stripes = position
+    span = {"beat": 0, "span": 0, "stall_weights": 0, "stall_drain": 0}
+    depth = config.dram_buffer_stripes
+    freed = arrived = 0
+
+    async def source(ctx: Any) -> None:
+        for number, job in enumerate(jobs):
+            granted = {"work": job["work"], "slot": number, "operand_base": job["base"], "region": job["region"]}
+            ctx.set(dut.jobs.payload, granted_layout(config).const(granted))
+            ctx.set(dut.jobs.valid, 1)
+            await ctx.tick().until(dut.jobs.ready)
+            ctx.set(dut.jobs.valid, 0)
+
+    async def sink(ctx: Any) -> None:
+        nonlocal freed, arrived
+        for number, job in enumerate(jobs):
+            shown = None  # the stripe that the input buffer shows
+            cycles, begun = 0, False
+            for index, want in enumerate(beats[number]):
+                fired = False
+                while not fired:
+                    if arrived < total_stripes and arrived - freed < depth and rng.random() < arrival:
+                        arrived += 1
+                    ready = rng.random() >= stall
+                    ctx.set(dut.arrived, arrived % (2 * depth))
+                    ctx.set(dut.issue.ready, ready)
+                    *_, valid, beat, free, ended, activity = await ctx.tick().sample(
+                        dut.issue.valid, dut.issue.payload, dut.freed, dut.ended, dut.activity
+                    )
+                    fired = bool(valid and ready)
+                    begun |= fired
+                    cycles += begun
+                    for name in span:
+                        span[name] += activity[name]
+                    assert free == (fired and want["freed"])
+                    last = fired and index == len(beats[number]) - 1
+                    assert ended.valid == last
+                freed += want["freed"]
+                where = f"job {number} {job}, beat {index}"
+                control, tag = beat.control, result_tag_layout(config).from_bits(beat.control.tag)
+                assert beat.weights_position == want["position"], where
+                if want["address"] is None:
+                    assert (beat.kept_enable, beat.input_enable, beat.kept_address) == (1, 0, want["kept"]), where
+                else:
+                    shown = beat.input_address if beat.input_enable else shown
+                    assert (shown, beat.kept_enable) == (want["address"], 0), where
+                    assert control.part == want["part"], where
+                for name in ("partial", "first", "last", "second_row"):
+                    assert control[name] == want[name], (where, name)
+                for name in ("tap", "split_log2", "tail", "from_kept"):
+                    assert control[name] == job["work"][name], (where, name)
+                for name in ("word", "lane", "rows", "end"):
+                    assert tag[name] == want[name], (where, name)
+                assert (tag.region, tag.split_log2) == (job["region"], job["work"]["split_log2"])
+            assert (ended.slot, ended.region, ended.cycles) == (number, job["region"], cycles)
+
+    simulate(dut, source, sink)
+    assert span["beat"] == sum(map(len, beats))
+    assert span["span"] == span["beat"] + span["stall_weights"] + span["stall_drain"]
+
+
+def test_one_cycle_lies_between_two_jobs_whose_weights_are_there() -> None:
+    dut = BeatSequencer(TINY)
+    work = {"pairs": 1, "groups": 1, "beats": 3, "destination": Destination.MEMORY}
+    beats: list[int] = []
+
+    async def bench(ctx: Any) -> None:
+        ctx.set(dut.arrived, 9)
+        ctx.set(dut.issue.ready, 1)
+        ctx.set(dut.jobs.valid, 1)
+        ctx.set(dut.jobs.payload, granted_layout(TINY).const({"work": work}))
+        for _ in range(12):
+            *_, beat = await ctx.tick().sample(dut.activity.beat)
+            beats.append(beat)
+
+    simulate(dut, bench)
+    assert beats == [0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1]
+
+
+class Gate:
+    """A job gate with its inputs at rest, driven cycle by cycle."""
+
+    def __init__(self, config: NdpConfig = TINY) -> None:
+        self.config, self.dut = config, JobGate(config)
+
+    def offer(self, ctx: Any, **job: Any) -> None:
+        space = job.pop("space", 0)
+        work = {"destination": Destination.MEMORY, **job}
+        assert set(work) <= set(work_layout(self.config).members)
+        ctx.set(self.dut.jobs.payload, issued_layout(self.config).const({"work": work, "operand_space": space}))
+        ctx.set(self.dut.jobs.valid, 1)
+        ctx.set(self.dut.granted.ready, 1)
+
+    def granted(self, ctx: Any) -> bool:
+        assert ctx.get(self.dut.granted.valid) == ctx.get(self.dut.jobs.ready)
+        return bool(ctx.get(self.dut.granted.valid))
+
+
+def test_a_loaded_operand_must_have_arrived_and_frees_the_one_before_it() -> None:
+    gate = Gate()
+
+    async def bench(ctx: Any) -> None:
+        dut = gate.dut
+        for arrivals, space in ((1, 3), (2, 5), (3, 7)):
+            gate.offer(ctx, load=1, space=space, destination=Destination.ACCUMULATORS)
+            assert not gate.granted(ctx)
+            assert ctx.get(dut.waits_for_input)
+            await ctx.tick()
+            ctx.set(dut.arrivals, arrivals)
+            assert gate.granted(ctx)
+            assert not ctx.get(dut.waits_for_input)
+            assert ctx.get(dut.freed) == {3: 0, 5: 3, 7: 5}[space]
+            await ctx.tick()
+            gate.offer(ctx, load=0, destination=Destination.ACCUMULATORS)  # shares the operand
+            ctx.set(dut.completed, 1)
+            assert gate.granted(ctx)
+            assert ctx.get(dut.freed) == 0
+            await ctx.tick()
+            await ctx.tick()
+            ctx.set(dut.completed, 0)
+
+    simulate(gate.dut, bench)
+
+
+def test_a_kept_operand_must_be_stored_to_its_last_value() -> None:
+    gate = Gate()
+
+    async def bench(ctx: Any) -> None:
+        dut = gate.dut
+        gate.offer(ctx, destination=Destination.KEPT)
+        assert gate.granted(ctx)
+        assert ctx.get(dut.granted.payload.region) is Region.KEPT
+        await ctx.tick()
+        gate.offer(ctx, from_kept=1)
+        for _ in range(5):
+            assert not gate.granted(ctx)
+            assert ctx.get(dut.waits_for_input)
+            await ctx.tick()
+        ctx.set(dut.collected, 1)
+        await ctx.tick()
+        ctx.set(dut.collected, 0)
+        assert gate.granted(ctx)
+
+    simulate(gate.dut, bench)
+
+
+def test_result_halves_are_used_in_turn_and_waited_for() -> None:
+    gate = Gate()
+
+    async def bench(ctx: Any) -> None:
+        dut = gate.dut
+        gate.offer(ctx)
+        for region in (Region.HALF_0, Region.HALF_1):
+            assert gate.granted(ctx)
+            assert ctx.get(dut.granted.payload.region) is region
+            await ctx.tick()
+        assert not gate.granted(ctx)
+        ctx.set(dut.half_freed, 0b10)  # not the one whose turn it is
+        await ctx.tick()
+        assert not gate.granted(ctx)
+        ctx.set(dut.half_freed, 0b01)
+        await ctx.tick()
+        ctx.set(dut.half_freed, 0)
+        assert gate.granted(ctx)
+        assert ctx.get(dut.granted.payload.region) is Region.HALF_0
+        gate.offer(ctx, destination=Destination.KEPT)  # needs no half
+        await ctx.tick()
+        assert gate.granted(ctx)
+
+    simulate(gate.dut, bench)
+
+
+@pytest.mark.parametrize("destination", [Destination.KEPT, Destination.ACCUMULATORS])
+def test_no_more_jobs_run_than_can_wait_for_completion(destination: Destination) -> None:
+    gate = Gate()
+
+    async def bench(ctx: Any) -> None:
+        dut = gate.dut
+        gate.offer(ctx, destination=destination)
+        ctx.set(dut.collected, destination is Destination.KEPT)
+        for _ in range(FINISHED):
+            assert gate.granted(ctx)
+            await ctx.tick()
+        assert not gate.granted(ctx)
+        ctx.set(dut.completed, 1)
+        await ctx.tick()
+        ctx.set(dut.completed, 0)
+        assert gate.granted(ctx)
+
+    simulate(gate.dut, bench)
