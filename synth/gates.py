@@ -128,6 +128,7 @@ class GateSimulation:
         if not 1 <= lanes <= LANES:
             raise ValueError(f"lanes must be 1 ... {LANES}, not {lanes!r}")
         self.netlist = netlist
+        self._library = library
         self.lanes = lanes
         self._mask = np.uint64((1 << lanes) - 1)
         logic: list[tuple[Instance, Cell]] = []
@@ -310,6 +311,21 @@ class GateSimulation:
             quiet = 0 if changed else quiet + 1
             now = following
         return now
+
+    def box_outputs(self) -> dict[tuple[str, str], list[tuple[int, int]]]:
+        """Return, by instance and port of a black box, the bits that drive nets here, and those nets."""
+        driven = {net for nets in self.netlist.inputs.values() for net in nets}
+        for instance in self.netlist.instances:
+            cell = self._library.cells.get(instance.kind)
+            if cell is not None:
+                driven.update(instance.pins[pin] for pin in cell.functions if pin in instance.pins)
+        found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for box in self.boxes:
+            for pin, net in box.pins.items():
+                if isinstance(net, int) and net not in driven:
+                    port, _, bit = pin.rstrip("]").partition("[")
+                    found.setdefault((box.name, port), []).append((int(bit or 0), net))
+        return found
 
     def output(self, port: str) -> list[int]:
         """Return the value of an output port in every lane."""

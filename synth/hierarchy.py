@@ -126,6 +126,15 @@ def black_box(module: VerilogModule) -> str:
     return "\n".join(["(* blackbox *)", *lines[start : end + 1], *ports, "endmodule"])
 
 
+def ports_of(verilog: str, module: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the widths of the input and of the output ports of ``module`` in Verilog as Yosys writes it."""
+    widths: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    declaration = r"^  (input|output) (?:\[(\d+):0\] )?(\\\S+|\w+) ?;"
+    for match in re.finditer(declaration, split_modules(verilog)[module].text, re.MULTILINE):
+        widths[match[1] == "output"][_plain(match[3])] = int(match[2] or 0) + 1
+    return widths
+
+
 @dataclass(frozen=True)
 class Block:
     """One block of a design.
