@@ -15,11 +15,12 @@ WORKERS ?= 2
 # Generated Verilog must not depend on the hash seed; see hw/build/verilog.py.
 export PYTHONHASHSEED := 0
 
-.PHONY: help run test lint format type-links doctor clean distclean
+.PHONY: help run test synth lint format type-links doctor clean distclean
 
 help:
 	@echo "make run        set up, run the default system study and one adapter through the RTL (results in out/)"
 	@echo "make test       set up, check style and types, run every test"
+	@echo "make synth      set up, area, timing and power of the full device beside the paper's (results in out/synth)"
 	@echo "make lint       style and types only"
 	@echo "make doctor     list every tool, what it is for, how to get it"
 	@echo "make clean      remove build/ and out/; make distclean removes .venv too"
@@ -33,6 +34,9 @@ test: $(VENV)/.ready-test
 	 $(MAKE) --no-print-directory lint || status=1; \
 	 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --junitxml build/test-results.xml || status=1; \
 	 exit $$status
+
+synth: $(VENV)/.ready-test
+	@$(BIN)/plora synth --preset full --check --out out/synth
 
 lint: $(VENV)/.ready-test type-links
 	$(BIN)/ruff check .
@@ -78,7 +82,7 @@ $(VENV)/.ready-rtl: pyproject.toml setup.py constraints.txt
 	$(call install,rtl)
 
 $(VENV)/.ready-test: pyproject.toml setup.py constraints.txt
-	$(call install,rtl$(COMMA)test$(COMMA)dev)
+	$(call install,rtl$(COMMA)synth$(COMMA)test$(COMMA)dev)
 	@touch $(VENV)/.ready-rtl
 
 COMMA := ,
