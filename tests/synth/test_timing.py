@@ -15,8 +15,11 @@ CLOCK_TO_OUTPUT, SETUP = 13.0, 7.5
 """Of the flip-flop, in tau, without load."""
 
 
+Part = tuple[str, str, dict[str, Net]]
+
+
 def netlist(
-    instances: list[tuple[str, str, dict[str, Net]]],
+    instances: list[Part],
     inputs: dict[str, list[Net]] | None = None,
     outputs: dict[str, list[Net]] | None = None,
     name: str = "block",
@@ -31,7 +34,7 @@ def lengths(design: Netlist, wire_ff: float = 0.0) -> dict[PathClass, float]:
     return {kind: path.length_ps / TAU for kind, path in analysis.paths().items()}
 
 
-def flip_flop(name: str, data: Net, output: int, drive: int = 1) -> tuple[str, str, dict[str, Net]]:
+def flip_flop(name: str, data: Net, output: int, drive: int = 1) -> Part:
     return name, f"DFF_X{drive}", {"CK": 0, "D": data, "Q": output}
 
 
@@ -42,7 +45,7 @@ def test_register_to_register_through_one_gate() -> None:
 
 
 def test_load_counts_every_reader_and_its_wire() -> None:
-    readers = [(f"r{i}", "INV_X4", {"A": 1, "Y": 10 + i}) for i in range(3)]
+    readers: list[Part] = [(f"r{i}", "INV_X4", {"A": 1, "Y": 10 + i}) for i in range(3)]
     design = netlist([flip_flop("a", "0", 1), *readers, flip_flop("b", 10, 3)])
     alone = CLOCK_TO_OUTPUT + 3 * 4 + (1 + 1 / 4) + SETUP
     assert lengths(design)[PathClass.REGISTER] == pytest.approx(alone, rel=1e-3)
@@ -94,7 +97,7 @@ def test_an_unknown_cell_is_refused() -> None:
 
 
 def test_a_block_as_a_cell_gives_the_paths_of_the_flat_design() -> None:
-    inner = [
+    inner: list[Part] = [
         ("i", "INV_X1", {"A": 1, "Y": 2}),
         ("g", "NAND2_X1", {"A": 2, "B": 4, "Y": 3}),
         flip_flop("f", 3, 4),
