@@ -27,6 +27,9 @@ _VERILATOR_FLAGS = (
     # Registers that the design does not initialise start with seeded random values.
     *("--x-initial", "unique"),
     *("--x-assign", "fast"),
+    # Compilers take more than linear time over long functions: this halves the time to build the small
+    # device (77 to 40 CPU seconds) and costs a tenth of its speed.
+    *("--output-split-cfuncs", "300"),
     # The Verilog is generated: what lint says about it is about the generator's style.
     "-Wno-lint",
 )
