@@ -135,6 +135,17 @@ def ports_of(verilog: str, module: str) -> tuple[dict[str, int], dict[str, int]]
     return widths
 
 
+def module_places(modules: dict[str, VerilogModule], top: str) -> dict[str, list[tuple[str, ...]]]:
+    """Return where every module is used in ``top``: for each use the instance names from the top down."""
+    order = _bottom_up(modules, top)
+    places: dict[str, list[tuple[str, ...]]] = {name: [] for name in order}
+    places[top].append(())
+    for name in reversed(order):
+        for instance, child in modules[name].instances:
+            places[child] += [(*place, instance) for place in places[name]]
+    return places
+
+
 @dataclass(frozen=True)
 class Block:
     """One block of a design.
@@ -168,15 +179,11 @@ def cut_into_blocks(verilog: str, top: str, *, flat: bool = False) -> list[Block
         flat: make one block of everything.
     """
     modules = merge_equal(split_modules(verilog), top)
-    order = list(modules)
+    order = _bottom_up(modules, top)
     names = {name: block_name(name) for name in order if not flat}
     names[top] = block_name(top) or top
     names[SRAM_MODULE] = None
-    places: dict[str, list[tuple[str, ...]]] = {name: [] for name in order}
-    places[top].append(())
-    for name in reversed(order):
-        for instance, child in modules[name].instances:
-            places[child] += [(*place, instance) for place in places[name]]
+    places = module_places(modules, top)
 
     blocks: list[Block] = []
     seen = Counter[str]()

@@ -9,6 +9,8 @@ side, and every change of every net is charged:
 - for every flip-flop and cycle the energy of its clock pin and inside it, and a share of a clock tree;
 - leakage by area.
 
+Memories are charged by their accesses in the run (`plora.synth.sram`).
+
 Changes are counted with the gates' delays, so glitches are in; without them is the lower end of the
 range. While it runs, the netlist's outputs are compared with the RTL's in every cycle: a figure from a
 netlist that computes something else would be worthless.
@@ -24,7 +26,7 @@ import numpy as np
 
 from plora.hw.build.verilog import TOP
 from plora.synth.gates import LANES, GateSimulation, across_lanes
-from plora.synth.hierarchy import Block
+from plora.synth.hierarchy import SRAM_MODULE, Block, merge_equal, module_places, split_modules
 from plora.synth.liberty import Library
 from plora.synth.netlist import Netlist
 from plora.synth.sram import Range
@@ -61,8 +63,12 @@ class Activity:
     @property
     def energy_pj(self) -> Range:
         """Energy of one instance and cycle, with the clock tree, without leakage."""
-        clock = Range(*(self.clock_pj * (1 + tree) for tree in (CLOCK_TREE.low, CLOCK_TREE.best, CLOCK_TREE.high)))
-        return self.logic + self.registers + clock
+        return self.logic + self.registers + self.clock_energy_pj
+
+    @property
+    def clock_energy_pj(self) -> Range:
+        """Energy of the clock in one instance and cycle: pins, what is inside flip-flops, and the tree."""
+        return Range(*(self.clock_pj * (1 + tree) for tree in (CLOCK_TREE.low, CLOCK_TREE.best, CLOCK_TREE.high)))
 
 
 class _Replay:
@@ -227,3 +233,79 @@ def replay_run(
             )
         )
     return result
+
+
+@dataclass(frozen=True)
+class BusyWindow:
+    """When the PE array of a run was at work.
+
+    Attributes:
+        cycles: from the first to the last cycle in which a lane was enabled.
+        busy: cycles of those in which one was.
+    """
+
+    cycles: range
+    busy: int
+
+    @property
+    def utilisation(self) -> float:
+        """Share of cycles with work."""
+        return self.busy / len(self.cycles)
+
+
+def busy_window(dump: Path, operands: Block) -> BusyWindow:
+    """Return when the array was at work, by the ``enable`` ports of the block ``pe.operands``.
+
+    Raises:
+        ValueError: it never was.
+    """
+    reader = VcdReader(dump)
+    top = reader.scope_of(TOP)
+    enables = {(*top, *place, "enable"): 0 for place in operands.places}
+    busy = []
+    for cycle, changed in enumerate(reader.before_edges((*top, "clk"), enables)):
+        enables.update(changed)
+        if any(enables.values()):
+            busy.append(cycle)
+    if not busy:
+        raise ValueError(f"{dump} shows no work of the PE array")
+    return BusyWindow(range(busy[0], busy[-1] + 1), len(busy))
+
+
+@dataclass(frozen=True)
+class SramUse:
+    """Accesses of the memories of one block, mean of one memory and cycle."""
+
+    block: str
+    reads: float
+    writes: float
+
+
+def sram_use(dump: Path, verilog: str, window: range) -> list[SramUse]:
+    """Return how often the memories of the design in ``verilog`` were accessed in the cycles ``window``.
+
+    A write of some lanes of a word counts by their share.
+    """
+    reader = VcdReader(dump)
+    top = reader.scope_of(TOP)
+    modules = merge_equal(split_modules(verilog), TOP)
+    places = module_places(modules, TOP)[SRAM_MODULE]
+    words = {(*top, *place, port): 0 for place in places for port in ("read_enable", "write_enable")}
+    lanes = {signal: reader.widths[signal] for signal in words}
+    counts = dict.fromkeys(words, 0.0)
+    for cycle, changed in enumerate(reader.before_edges((*top, "clk"), words)):
+        words.update(changed)
+        if cycle in window:
+            for signal, value in words.items():
+                if value:
+                    counts[signal] += value.bit_count() / lanes[signal]
+    blocks: dict[str, list[tuple[str, ...]]] = {}
+    for place in places:
+        blocks.setdefault(".".join(place[:2]), []).append(place)
+
+    def mean(members: list[tuple[str, ...]], port: str) -> float:
+        return sum(counts[*top, *place, port] for place in members) / (len(members) * len(window))
+
+    return [
+        SramUse(block, mean(members, "read_enable"), mean(members, "write_enable")) for block, members in blocks.items()
+    ]

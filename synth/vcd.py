@@ -20,11 +20,13 @@ class VcdReader:
 
     Attributes:
         codes: the identifier code of every signal.
+        widths: its bits.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.codes: dict[Signal, str] = {}
+        self.widths: dict[Signal, int] = {}
         scopes: list[str] = []
         with path.open() as lines:
             for line in lines:
@@ -36,7 +38,8 @@ class VcdReader:
                 elif words[0] == "$upscope":
                     scopes.pop()
                 elif words[0] == "$var":
-                    self.codes[(*scopes, words[4].removeprefix("\\"))] = words[3]
+                    signal = (*scopes, words[4].removeprefix("\\"))
+                    self.codes[signal], self.widths[signal] = words[3], int(words[2])
                 elif words[0] == "$enddefinitions":
                     return
         raise ValueError(f"{path} is not a value change dump")

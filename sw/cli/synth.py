@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plora.hw.defs.config import PRESETS, preset
 from plora.hw.defs.errors import UserError
 from plora.sw.cli.command import CommandParser, Result, say
+
+if TYPE_CHECKING:
+    from plora.synth.flow import DesignResult
+    from plora.synth.mapping import Target
 
 SUMMARY = "area and timing of the device's RTL, block by block, by an open flow"
 
@@ -31,6 +35,9 @@ def configure(parser: CommandParser) -> None:
     parser.add_argument(
         "--liberty", type=Path, metavar="FILE", default=None, help="map to this cell library instead of the shipped one"
     )
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", default=None, help="map to this library too and compare areas and paths"
+    )
     parser.add_argument("--recipe", default="fast", help="mapping recipe: fast, dense or delay (default: fast)")
     parser.add_argument(
         "--clock-mhz", type=float, default=1000.0, help="clock that logic is sized for, at the node (default: 1000)"
@@ -45,7 +52,7 @@ def configure(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Synthesize and report."""
-    from plora.synth import baseline, report
+    from plora.synth import baseline, report, validation
     from plora.synth.flow import design_blocks, synthesize
     from plora.synth.library import node
     from plora.synth.mapping import file_target, shipped_target
@@ -65,31 +72,37 @@ def run(args: argparse.Namespace) -> Result:
             text="\n".join(f"{block.name:<26} x {block.count}" for block in blocks),
         )
     target = file_target(args.liberty) if args.liberty else shipped_target()
-    # The clock is asked for at the node; a library of another node gets the same number of FO4.
-    fo4_ps = target.library.fo4_ps()
-    period_ps = 1e6 / args.clock_mhz / at.fo4_ps["typical"] * fo4_ps
     start = time.perf_counter()
-    result = synthesize(
-        config,
-        target,
-        units=args.unit,
-        recipe=args.recipe,
-        period_ps=period_ps,
-        flat=args.flat,
-        tell=lambda line: say(f"{time.perf_counter() - start:6.1f} s  {line}"),
-    )
-    seconds = time.perf_counter() - start
+
+    def synthesized(library: Target) -> DesignResult:
+        # The clock is asked for at the node; a library of another node gets the same number of FO4.
+        period_fo4 = 1e6 / args.clock_mhz / at.fo4_ps["typical"]
+        return synthesize(
+            config,
+            library,
+            units=args.unit,
+            recipe=args.recipe,
+            period_ps=period_fo4 * library.library.fo4_ps(),
+            flat=args.flat,
+            tell=lambda line: say(f"{time.perf_counter() - start:6.1f} s  {line}"),
+        )
+
+    result = synthesized(target)
     data: dict[str, Any] = {
         **report.design_data(result, target, at),
         "clock_mhz": args.clock_mhz,
         "recipe": args.recipe,
         "flat": args.flat,
         "tools": baseline.tool_versions(),
-        "timing": {"wall_s": round(seconds, 1)},
     }
     text = report.design_text(result, target, at)
     if args.paths:
         text += "\n" + report.paths_text(result, target)
+    if args.against:
+        other = file_target(args.against)
+        compared = validation.agreement(result, target, synthesized(other), other)
+        data["against"] = {"library": other.label, **validation.agreement_data(compared)}
+        text += "\n" + validation.agreement_text(compared, other.label)
     failed: list[str] = []
     if args.check:
         failed = baseline.regressions(result, baseline.read_baseline())
@@ -98,6 +111,8 @@ def run(args: argparse.Namespace) -> Result:
     if args.update_baseline:
         old = baseline.read_baseline() if baseline.BASELINE.exists() else {}
         settings = {"node": at.name, "recipe": args.recipe, "clock_mhz": args.clock_mhz}
-        baseline.write_baseline(baseline.updated(old, result, fo4_ps, settings))
+        baseline.write_baseline(baseline.updated(old, result, target.library.fo4_ps(), settings))
         say(f"figures of {config.name} are in {baseline.BASELINE}")
+    # All that may differ from one run to the next.
+    data["timing"] = {"wall_s": round(time.perf_counter() - start, 1)}
     return Result(data=data, text=text, exit_status=EXIT_REGRESSION if failed else 0)
