@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
+from amaranth.hdl import Array, Cat, Const, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -10,7 +10,7 @@ from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.ports import MEMORY_ID_BITS, Burst
 from plora.hw.rtl.front.axi import Axi4Signature
 from plora.hw.rtl.front.links import LOG2_WORD_BYTES, REQUESTERS, TAG_BITS, ChannelRead, ChannelWrite
-from plora.hw.rtl.front.round_robin import RoundRobin
+from plora.hw.rtl.front.round_robin import StandingRoundRobin
 
 
 class ChannelPort(wiring.Component):
@@ -36,6 +36,8 @@ class ChannelPort(wiring.Component):
 
     def __init__(self, config: NdpConfig) -> None:
         self._config = config
+        # Of the line on offer: memory has taken its address already, its data already.
+        self._address_taken, self._data_taken = Signal(), Signal()
         super().__init__(
             {
                 "reads": In(ChannelRead(config)).array(REQUESTERS),
@@ -51,18 +53,12 @@ class ChannelPort(wiring.Component):
         self._write(m)
         return m
 
-    def _turn(self, m: Module, valid: list[Value], taken: Value) -> RoundRobin:
-        """Return an arbiter that keeps its grant from the cycle of the offer until ``taken``."""
-        turn = RoundRobin(REQUESTERS)
-        held, choice = Signal(), Signal(REQUESTERS)
-        m.d.comb += [turn.requests.eq(Mux(held, choice, Cat(valid))), turn.taken.eq(turn.any & taken)]
-        m.d.sync += [held.eq(turn.any & ~taken), choice.eq(Cat(turn.grant == i for i in range(REQUESTERS)))]
-        return turn
-
     def _read(self, m: Module) -> None:
         axi = self.axi
-        m.submodules.read_turn = turn = self._turn(m, [r.request.valid for r in self.reads], axi.arready)
+        m.submodules.read_turn = turn = StandingRoundRobin(REQUESTERS)
         m.d.comb += [
+            turn.requests.eq(Cat(r.request.valid for r in self.reads)),
+            turn.taken.eq(axi.arready),
             axi.arvalid.eq(turn.any),
             axi.arsize.eq(LOG2_WORD_BYTES),
             axi.arburst.eq(Burst.INCR),
@@ -89,9 +85,11 @@ class ChannelPort(wiring.Component):
 
     def _write(self, m: Module) -> None:
         axi = self.axi
-        address_taken, data_taken, done = Signal(), Signal(), Signal()
-        m.submodules.write_turn = turn = self._turn(m, [w.line.valid for w in self.writes], done)
+        address_taken, data_taken, done = self._address_taken, self._data_taken, Signal()
+        m.submodules.write_turn = turn = StandingRoundRobin(REQUESTERS)
         m.d.comb += [
+            turn.requests.eq(Cat(w.line.valid for w in self.writes)),
+            turn.taken.eq(done),
             axi.awvalid.eq(turn.any & ~address_taken),
             axi.wvalid.eq(turn.any & ~data_taken),
             axi.wlast.eq(1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -27,13 +27,14 @@ class RoundRobin(wiring.Component):
         if not isinstance(count, int) or count < 1:
             raise TypeError(f"count must be a positive integer, not {count!r}")
         self._count = count
+        # Bit i set: requester i lies above the one granted last.
+        self._above = Signal(count)
         super().__init__({"requests": In(count), "taken": In(1), "grant": Out(range(max(2, count))), "any": Out(1)})
 
     def elaborate(self, platform: object) -> Module:
         """Build two priority encoders: above the last grant, and over all for when there is none above."""
         m = Module()
-        # Bit i set: requester i lies above the one granted last.
-        above = Signal(self._count)
+        above = self._above
         first, later = Signal.like(self.grant), Signal.like(self.grant)
         for index in reversed(range(self._count)):
             with m.If(self.requests[index]):
@@ -51,4 +52,42 @@ class RoundRobin(wiring.Component):
                 for index in range(self._count):
                     with m.Case(index):
                         m.d.sync += above.eq(-1 << (index + 1))
+        return m
+
+
+class StandingRoundRobin(wiring.Component):
+    """A `RoundRobin` whose grant, once seen, stands until it is taken.
+
+    For outputs that must not change while they wait. A requester that was granted must keep asking
+    until then.
+
+    Parameters:
+        count: number of requesters, at least 1.
+
+    Ports: those of `RoundRobin`; ``taken`` matters only while ``any``.
+
+    Cycle behaviour: ``grant`` follows ``requests`` in the same cycle, or is that of the last cycle if
+    that was not taken.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._inner = RoundRobin(count)
+        super().__init__({name: self._inner.signature.members[name] for name in self._inner.signature.members})
+
+    def elaborate(self, platform: object) -> Module:
+        """Build the arbiter with its requests masked while a grant stands."""
+        m = Module()
+        m.submodules.inner = inner = self._inner
+        stands, choice = Signal(), Signal.like(self.requests)
+        m.d.comb += [
+            inner.requests.eq(Mux(stands, choice, self.requests)),
+            inner.taken.eq(inner.any & self.taken),
+            self.grant.eq(inner.grant),
+            self.any.eq(inner.any),
+        ]
+        m.d.sync += [
+            stands.eq(inner.any & ~self.taken),
+            choice.eq(Cat(inner.grant == index for index in range(len(self.requests)))),
+            Assert(~stands | (choice & self.requests).any(), "a granted requester has withdrawn"),
+        ]
         return m

@@ -1,0 +1,137 @@
+"""What is proved of the front end for all inputs and all times; each proof finds a seeded bug."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from amaranth.hdl import Array, Cat, Module, Signal
+
+from plora.hw.defs.config import preset
+from plora.hw.defs.ports import ADDRESS_BITS, Burst
+from plora.hw.rtl.front import channel_port, round_robin
+from tests.hw.rtl.formal import Assert, Assume, free_inputs, hold, mutated, prove, refute
+
+CONFIG = replace(preset("tiny"), name="proof", channels=2, dpa_bits=16)
+
+
+def round_robin_properties(source: ModuleType) -> tuple[Module, list[Any]]:
+    """The last requester keeps asking: between two of its grants nobody is granted twice."""
+    count = 4
+    patient = count - 1
+    m = Module()
+    m.submodules.dut = dut = source.RoundRobin(count)
+    served = Signal(count)
+    m.d.comb += [
+        Assume(dut.requests[patient]),
+        Assert(dut.any),
+        Assert(Array(dut.requests)[dut.grant]),
+    ]
+    with m.If(dut.taken):
+        with m.If(dut.grant == patient):
+            m.d.sync += served.eq(0)
+        with m.Else():
+            m.d.comb += Assert(~served.bit_select(dut.grant, 1))
+            m.d.sync += served.bit_select(dut.grant, 1).eq(1)
+    # The arbiter goes upwards from the patient one: whoever was served since lies below the next.
+    for index in range(patient):
+        with m.If(served[index]):
+            m.d.comb += Assert(~dut._above[: index + 1].any())
+    m.d.comb += [
+        Assert((dut._above | dut._above << 1)[:count] == dut._above),
+        Assert(dut._above[patient] | ~served.any()),
+    ]
+    return m, free_inputs(dut)
+
+
+def channel_port_properties(source: ModuleType) -> tuple[Module, list[Any]]:
+    """If requesters keep the rule of streams, so does the port; addresses and data of writes go in pairs."""
+    m = Module()
+    m.submodules.dut = dut = source.ChannelPort(CONFIG)
+    axi = dut.axi
+    for read in dut.reads:
+        hold(m, Assume, read.request.valid, read.request.ready, read.request.payload.as_value())
+    # Data passes unchanged, bit by bit alike: a few bits stand for all.
+    for write in dut.writes:
+        line = write.line.payload
+        hold(m, Assume, write.line.valid, write.line.ready, Cat(line.address, line.tag, line.data[:4], line.strobe[:4]))
+    hold(m, Assert, axi.arvalid, axi.arready, Cat(axi.arid, axi.araddr, axi.arlen, axi.arsize, axi.arburst))
+    hold(m, Assert, axi.awvalid, axi.awready, Cat(axi.awid, axi.awaddr, axi.awlen, axi.awsize, axi.awburst))
+    hold(m, Assert, axi.wvalid, axi.wready, Cat(axi.wdata[:4], axi.wstrb[:4], axi.wlast))
+
+    # Accepted addresses, and accepted data, less the lines that requesters were told are gone.
+    address_lead, data_lead, owner = Signal(2), Signal(2), Signal(2)
+    gone = Cat(w.line.valid & w.line.ready for w in dut.writes)
+    address, data = axi.awvalid & axi.awready, axi.wvalid & axi.wready
+    m.d.sync += [
+        address_lead.eq(address_lead + address - gone.any()),
+        data_lead.eq(data_lead + data - gone.any()),
+    ]
+    with m.If(address):
+        m.d.sync += owner.eq(axi.awid[2:])
+    m.d.comb += [
+        Assert(address_lead == dut._address_taken),
+        Assert(data_lead == dut._data_taken),
+        Assert(~(dut._address_taken & dut._data_taken)),
+        Assert((gone & (gone - 1)[: len(gone)]) == 0),
+    ]
+    # Data that trails its address is that of the requester whose address it was.
+    words = Array(w.line.payload.data[:4] for w in dut.writes)
+    with m.If(dut._address_taken):
+        m.d.comb += [Assert(axi.wvalid), Assert(axi.awid[2:] == owner), Assert(axi.wdata[:4] == words[owner])]
+    return m, free_inputs(dut)
+
+
+def splitter_properties(source: ModuleType) -> tuple[Module, list[Any]]:
+    """Beats of a legal burst stay in its 4 KiB page and in memory, as many as it says."""
+    m = Module()
+    m.submodules.dut = dut = source.BurstSplitter(CONFIG)
+    burst = dut.burst.payload
+    size_bytes = Signal(8)
+    span = Signal(16)
+    m.d.comb += [
+        size_bytes.eq(1 << burst.size),
+        span.eq((burst.address[:12] & ~(size_bytes - 1)) + (burst.len + 1) * size_bytes),
+        # What AXI asks of the manager, for bursts of a 64-byte bus.
+        Assume(burst.size <= 6),
+        Assume((burst.burst != Burst.INCR) | (span <= 4096)),
+        Assume(~dut.next | dut.valid),
+        Assert(dut.ticket.refused | (dut._address[CONFIG.dpa_bits :] == 0)),
+        Assert(dut.ticket.refused | (dut.word == dut._address[6 : CONFIG.dpa_bits])),
+    ]
+    # One burst at a time is followed, from its first beat to its last.
+    first, beats = Signal(ADDRESS_BITS), Signal(9)
+    with m.If(dut.next):
+        m.d.sync += beats.eq(beats + 1)
+        with m.If(beats == 0):
+            m.d.sync += first.eq(dut._address)
+        with m.If(dut.ticket.last):
+            m.d.sync += beats.eq(0)
+    m.d.comb += Assert(beats == dut._count)
+    return m, free_inputs(dut)
+
+
+PROOFS = {
+    "round robin": (round_robin_properties, round_robin, 3),
+    "channel port": (channel_port_properties, channel_port, 3),
+}
+
+BUGS = {
+    "round robin": ("above.eq(-1 << (index + 1))", "above.eq(-1 << index)"),
+    "channel port": ("turn.taken.eq(done)", "turn.taken.eq(axi.awready)"),
+}
+
+
+@pytest.mark.parametrize("name", PROOFS)
+def test_proved(name: str, tmp_path: Path) -> None:
+    properties, source, depth = PROOFS[name]
+    prove(*properties(source), tmp_path, depth=depth)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_seeded_bug_is_found(name: str, tmp_path: Path) -> None:
+    properties, source, depth = PROOFS[name]
+    refute(*properties(mutated(source, *BUGS[name])), tmp_path, depth=max(depth, 8))
