@@ -57,11 +57,14 @@ class BurstSplitter(wiring.Component):
     Addresses advance as AXI prescribes for INCR bursts of any beat size, from an aligned start or not.
     A burst that is not INCR is refused with SLVERR, a beat beyond memory with DECERR.
 
-    Cycle behaviour: one beat a cycle; the first of a burst the cycle after its address came.
+    Cycle behaviour: one beat a cycle, the first as soon as the burst is there, which is taken with its
+    last.
     """
 
     def __init__(self, config: NdpConfig) -> None:
         self._config = config
+        # Byte address of the current beat, with the carry of the last; beats of the burst before it.
+        self._address, self._count = Signal(ADDRESS_BITS + 1), Signal(8)
         super().__init__(
             {
                 "burst": In(stream.Signature(burst_layout)),
@@ -76,19 +79,16 @@ class BurstSplitter(wiring.Component):
         """Build the address counter."""
         m = Module()
         config = self._config
-        m.submodules.queue = queue = StreamFifo(burst_layout, BURST_QUEUE)
-        connect(m, flipped(self.burst), queue.i)
-        burst = queue.o.payload
-        # Within a burst: its later beats' address, and how many came before.
-        going, later, count = Signal(), Signal(ADDRESS_BITS + 1), Signal(8)
-        address = Signal(ADDRESS_BITS + 1)
+        burst, address, count = self.burst.payload, self._address, self._count
+        # Address of the next beat but the first.
+        later = Signal.like(address)
         beyond = address[config.dpa_bits :].any()
         not_incr = burst.burst != Burst.INCR
         size_bytes = (1 << burst.size)[: LOG2_WORD_BYTES + 1]
         m.d.comb += [
-            address.eq(Mux(going, later, burst.address)),
+            address.eq(Mux(count == 0, burst.address, later)),
             self.word.eq(address[LOG2_WORD_BYTES:]),
-            self.valid.eq(queue.o.valid),
+            self.valid.eq(self.burst.valid),
             self.ticket.channel.eq(channel_of(config, self.word)),
             self.ticket.refused.eq(not_incr | beyond),
             self.ticket.resp.eq(Mux(not_incr, Resp.SLVERR, Resp.DECERR)),
@@ -98,12 +98,11 @@ class BurstSplitter(wiring.Component):
         with m.If(self.next):
             m.d.sync += [
                 later.eq((address & ~(size_bytes - 1)) + size_bytes),
-                going.eq(~self.ticket.last),
                 count.eq(count + 1),
             ]
             with m.If(self.ticket.last):
                 m.d.sync += count.eq(0)
-                m.d.comb += queue.o.ready.eq(1)
+                m.d.comb += self.burst.ready.eq(1)
         return m
 
 
@@ -153,7 +152,9 @@ class HostReader(wiring.Component):
         depth = max(MIN_LINES_PER_CHANNEL, self._lines // config.channels)
         m.submodules.splitter = splitter = BurstSplitter(config)
         m.submodules.order = order = StreamFifo(ticket_layout(config), self._lines)
-        connect(m, flipped(self.burst), splitter.burst)
+        m.submodules.bursts = bursts = StreamFifo(burst_layout, BURST_QUEUE)
+        connect(m, flipped(self.burst), bursts.i)
+        connect(m, bursts.o, splitter.burst)
         word_layout = data.StructLayout({"data": WORD_BITS, "error": 1})
         answers = [StreamFifo(word_layout, depth) for _ in self.channels]
         asked = [Signal(name=f"asked_{c}") for c in range(config.channels)]
@@ -233,7 +234,9 @@ class HostWriter(wiring.Component):
         m.submodules.splitter = splitter = BurstSplitter(config)
         m.submodules.beats = beats = StreamFifo(beat_layout, BURST_QUEUE)
         m.submodules.order = order = StreamFifo(ticket_layout(config), self._lines)
-        connect(m, flipped(self.burst), splitter.burst)
+        m.submodules.bursts = bursts = StreamFifo(burst_layout, BURST_QUEUE)
+        connect(m, flipped(self.burst), bursts.i)
+        connect(m, bursts.o, splitter.burst)
         connect(m, flipped(self.beat), beats.i)
         acks = [StreamFifo(1, depth) for _ in self.channels]
         sent = [Signal(name=f"sent_{c}") for c in range(config.channels)]

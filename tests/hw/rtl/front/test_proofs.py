@@ -8,11 +8,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from amaranth.hdl import Array, Cat, Module, Signal
+from amaranth.hdl import Array, Cat, Module, Mux, Signal
 
 from plora.hw.defs.config import preset
 from plora.hw.defs.ports import ADDRESS_BITS, Burst
-from plora.hw.rtl.front import channel_port, round_robin
+from plora.hw.rtl.front import channel_port, host_port, round_robin
 from tests.hw.rtl.formal import Assert, Assume, free_inputs, hold, mutated, prove, refute
 
 CONFIG = replace(preset("tiny"), name="proof", channels=2, dpa_bits=16)
@@ -86,42 +86,52 @@ def channel_port_properties(source: ModuleType) -> tuple[Module, list[Any]]:
 
 
 def splitter_properties(source: ModuleType) -> tuple[Module, list[Any]]:
-    """Beats of a legal burst stay in its 4 KiB page and in memory, as many as it says."""
+    """Beats of a legal burst are as many as it says, step by their size, and stay in its 4 KiB and in memory."""
     m = Module()
     m.submodules.dut = dut = source.BurstSplitter(CONFIG)
     burst = dut.burst.payload
-    size_bytes = Signal(8)
-    span = Signal(16)
+    hold(m, Assume, dut.burst.valid, dut.burst.ready, burst.as_value())
+    size_bytes, aligned = Signal(8), Signal(ADDRESS_BITS)
     m.d.comb += [
         size_bytes.eq(1 << burst.size),
-        span.eq((burst.address[:12] & ~(size_bytes - 1)) + (burst.len + 1) * size_bytes),
-        # What AXI asks of the manager, for bursts of a 64-byte bus.
+        aligned.eq(burst.address & ~(size_bytes - 1)),
+        # What AXI asks of the manager of a 64-byte bus.
         Assume(burst.size <= 6),
-        Assume((burst.burst != Burst.INCR) | (span <= 4096)),
+        Assume((burst.burst != Burst.INCR) | (aligned[:12] + ((burst.len + 1) << burst.size) <= 4096)),
         Assume(~dut.next | dut.valid),
-        Assert(dut.ticket.refused | (dut._address[CONFIG.dpa_bits :] == 0)),
-        Assert(dut.ticket.refused | (dut.word == dut._address[6 : CONFIG.dpa_bits])),
+        Assert(~dut.burst.ready | dut.ticket.last),
+        Assert(dut._count <= burst.len),
     ]
-    # One burst at a time is followed, from its first beat to its last.
-    first, beats = Signal(ADDRESS_BITS), Signal(9)
+    beats = Signal(9)
     with m.If(dut.next):
-        m.d.sync += beats.eq(beats + 1)
-        with m.If(beats == 0):
-            m.d.sync += first.eq(dut._address)
-        with m.If(dut.ticket.last):
-            m.d.sync += beats.eq(0)
-    m.d.comb += Assert(beats == dut._count)
+        m.d.sync += beats.eq(Mux(dut.ticket.last, 0, beats + 1))
+    m.d.comb += [Assert(beats == dut._count), Assert((beats == 0) | dut.valid)]
+    with m.If(dut.valid & (burst.burst == Burst.INCR)):
+        m.d.comb += [
+            Assert(dut._address == Mux(beats == 0, burst.address, aligned + (beats << burst.size))),
+            Assert(dut._address[12:] == burst.address[12:]),
+        ]
+        with m.If(~dut.ticket.refused):
+            m.d.comb += [
+                Assert(dut._address < 1 << CONFIG.dpa_bits),
+                Assert(dut.word == dut._address[6:]),
+                Assert(dut.ticket.channel == dut.word[0]),
+            ]
+    with m.If(dut.valid & (burst.burst != Burst.INCR)):
+        m.d.comb += Assert(dut.ticket.refused)
     return m, free_inputs(dut)
 
 
 PROOFS = {
     "round robin": (round_robin_properties, round_robin, 3),
     "channel port": (channel_port_properties, channel_port, 3),
+    "burst splitter": (splitter_properties, host_port, 2),
 }
 
 BUGS = {
     "round robin": ("above.eq(-1 << (index + 1))", "above.eq(-1 << index)"),
     "channel port": ("turn.taken.eq(done)", "turn.taken.eq(axi.awready)"),
+    "burst splitter": ("later.eq((address & ~(size_bytes - 1)) + size_bytes)", "later.eq(address + size_bytes)"),
 }
 
 
