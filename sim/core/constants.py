@@ -18,7 +18,6 @@ class CoreConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     instruction_buffer: int
     decode: int
-    decode_interval: int
     job_slots: int
     records: int
     finished: int
@@ -30,7 +29,6 @@ class CoreConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     burst_share: int
     rendezvous: int
     grant: int
-    feed: int
     array: int
     collect: int
     queue: int

@@ -5,58 +5,60 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
 
-from plora.hw.defs.config import WORD_BYTES, NdpConfig
-from plora.hw.defs.legality import ChainState, check
+import numpy as np
+
+from plora.hw.defs.config import WORD_BYTES
+from plora.hw.defs.legality import ChainState, RingSetup, check
 from plora.hw.defs.queue import RESULT_OFFSET, operand_offset
 from plora.hw.defs.status import Status
 from plora.sim.core.constants import load_constants
-from plora.sim.core.demand import Demand, demands, shapes_of
-from plora.sim.core.memory import Channels, MemoryTiming
-from plora.sim.core.pipeline import CorePipeline
-from plora.sim.device.engine import Posted, QueueEngine, Ring
+from plora.sim.core.demand import Demand, Demands, demands, shapes_of
+from plora.sim.core.memory import MemoryTiming
+from plora.sim.device.kernel import NEVER, DeviceKernel, RingPlace
 from plora.sim.device.stream import Entry, Stream
+
+_START = 1_000_000.0
+"""Cycle of the model's clock at which a run starts: long after the queues were found empty."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the model says of one descriptor."""
+    """What the model says of one descriptor. Cycles count from the start of the run."""
 
     entry: Entry
     status: Status
     fetched_cycle: float
+    """The core took it."""
     cycles: float
-    """First to last beat."""
+    """First to last beat; 0 if it was refused."""
     completed_cycle: float
+    """Its completion line was in memory."""
 
 
 def statuses(stream: Stream) -> list[Status]:
     """The status of every descriptor, each queue's in its order."""
     chain = dict.fromkeys(stream.rings, ChainState())
     aborted = dict.fromkeys(stream.rings, False)
-    first = dict.fromkeys(stream.rings, True)
     found = []
     for entry in stream.entries:
         queue, d = entry.queue, entry.descriptor
-        if aborted[queue] and not first[queue]:
+        if aborted[queue]:
             status = Status.CHAIN_ABORTED
         else:
             verdict = check(d, stream.config, stream.window(queue), chain[queue])
             status, chain[queue] = verdict.status, verdict.chain
-        first[queue] = not d.chain
         aborted[queue] = bool(d.chain) and status is not Status.OK
-        if first[queue]:
+        if not d.chain:
             chain[queue] = ChainState()
         found.append(status)
     return found
 
 
-def stream_demands(stream: Stream, found: Iterable[Status]) -> list[Demand | None]:
-    """The demands of every descriptor; None where it is refused."""
-    legal = [index for index, status in enumerate(found) if status is Status.OK]
-    entries = [stream.entries[index] for index in legal]
-    made = demands(
+def stream_demands(stream: Stream, found: Iterable[Status]) -> Demands:
+    """The demands of the legal descriptors, in order."""
+    entries = [entry for entry, status in zip(stream.entries, found, strict=True) if status is Status.OK]
+    return demands(
         stream.config,
         shapes_of(
             stream.config,
@@ -65,63 +67,65 @@ def stream_demands(stream: Stream, found: Iterable[Status]) -> list[Demand | Non
             (stream.result_slot(entry) + RESULT_OFFSET for entry in entries),
         ),
     )
-    result: list[Demand | None] = [None] * len(stream.entries)
-    for index, demand in zip(legal, made.rows(), strict=True):
-        result[index] = demand
-    return result
 
 
-def new_engine(config: NdpConfig, timing: MemoryTiming) -> QueueEngine:
-    """A device without a queue."""
-    constants = load_constants()
-    channels = Channels(config, timing, constants)
-    return QueueEngine(
-        config,
-        channels,
-        CorePipeline(config, channels, constants),
-        constants,
-        poll_interval_cycles=inf,
-        chain_timeout_cycles=inf,
+def ring_place(ring: RingSetup, *, interrupts: bool = False) -> RingPlace:
+    """A queue's registers as the walk wants them."""
+    return RingPlace(
+        depth=ring.depth,
+        submission_line=ring.submission_base // WORD_BYTES,
+        submission_lines=(1 << ring.submission_slot_log2) // WORD_BYTES,
+        result_line=ring.result_base // WORD_BYTES,
+        result_lines=(1 << ring.result_slot_log2) // WORD_BYTES,
+        interrupts=interrupts,
     )
 
 
 def predict_stream(stream: Stream, timing: MemoryTiming) -> list[Predicted]:
-    """Predict ``stream`` on a device whose queues wait with empty rings; cycles count from the start of the run."""
+    """Predict ``stream`` on a device whose queues wait with empty rings; the host takes completions at once.
+
+    Raises:
+        UserError: there is no C++ compiler.
+    """
     constants = load_constants()
-    engine = new_engine(stream.config, timing)
+    kernel = DeviceKernel(stream.config, timing, poll_interval_cycles=NEVER, chain_timeout_cycles=NEVER)
     for index, ring in stream.rings.items():
-        own = Ring(
-            index,
-            ring.depth,
-            submission_line=ring.submission_base // WORD_BYTES,
-            submission_lines=(1 << ring.submission_slot_log2) // WORD_BYTES,
-            result_line=ring.result_base // WORD_BYTES,
-            result_lines=(1 << ring.result_slot_log2) // WORD_BYTES,
-        )
-        engine.rings[index] = own
-        own.look = False
+        kernel.enable(index, ring_place(ring), 0)
+    kernel.advance(_START)
+
     found = statuses(stream)
-    wanted = stream_demands(stream, found)
-    posted = [
-        Posted(demand, chain=bool(entry.descriptor.chain), published=inf)
-        for entry, demand in zip(stream.entries, wanted, strict=True)
-    ]
-    coming = deque(sorted(range(len(posted)), key=lambda index: stream.entries[index].arrival_cycle))
+    legal = iter(stream_demands(stream, found).rows())
+    nothing = Demand._make([0] * len(Demand._fields))
+    rows = [next(legal) if status is Status.OK else None for status in found]
+    coming = deque(sorted(range(len(rows)), key=lambda index: stream.entries[index].arrival_cycle))
     host = 0.0
     while coming:
         host = max(host, stream.entries[coming[0]].arrival_cycle)
-        engine.advance(host - 1)
+        kernel.advance(_START + host - 1)
         rung = set()
         while coming and stream.entries[coming[0]].arrival_cycle <= host:
             index = coming.popleft()
-            posted[index].published = host
-            engine.publish(stream.entries[index].queue, posted[index])
-            rung.add(stream.entries[index].queue)
+            entry, row = stream.entries[index], rows[index]
+            kernel.publish(
+                entry.queue,
+                entry.slot,
+                [row or nothing],
+                published=_START + host,
+                tag=index,
+                chain=[bool(entry.descriptor.chain)],
+                refused=[row is None],
+            )
+            rung.add(entry.queue)
         for queue in sorted(rung):
-            engine.ring_doorbell(queue, host + constants.doorbell)
+            kernel.ring_doorbell(queue, _START + host + constants.doorbell)
             host += constants.register_write
-    engine.advance(inf)
+    kernel.advance(NEVER)
+    done = kernel.completions()
+    done = done[np.argsort(done["tag"])]
+    cycles = np.where(np.isfinite(done["first_beat"]), done["last_beat"] - done["first_beat"] + 1, 0)
     return [
-        Predicted(entry, status, p.fetched, p.cycles, p.completed)
-        for entry, status, p in zip(stream.entries, found, posted, strict=True)
+        Predicted(entry, status, fetched - _START, beats, completed - _START)
+        for entry, status, fetched, beats, completed in zip(
+            stream.entries, found, done["fetched"].tolist(), cycles.tolist(), done["completed"].tolist(), strict=True
+        )
     ]

@@ -1,0 +1,470 @@
+// The NDP core, descriptor by descriptor and burst by burst.
+//
+// Times are cycles in which something happens, as an observer of the RTL's signals counts them. Nothing
+// here walks through cycles: between two decisions of the core, everything follows from when its inputs
+// were there. The decisions are which burst goes next, an operand's or a device operand's, and with that the
+// order in which memory delivers. Bursts are therefore handled in the order of time, all else as soon as it
+// is known. Names of units are those of hw/rtl/core.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <vector>
+
+#include "channels.h"
+#include "constants.h"
+
+struct Posted;
+
+// A descriptor in the core, and when it got where.
+struct Job {
+    Posted* posted = nullptr;
+    Demand demand{};
+    bool refused = false;
+    double accepted = kUnknown;    // taken by the instruction buffer
+    double given = kUnknown;       // left the decoder
+    double arrived = kUnknown;     // its operand counts as arrived
+    double granted = kUnknown;     // let into the array
+    double first_beat = kUnknown, last_beat = kUnknown;
+    double collected = kUnknown;   // its last result is in the output buffer
+    double emptied = kUnknown;     // its last result line has left the output buffer
+    double completed = kUnknown;   // offered to the queue engine as completed
+    double done = kUnknown;        // the queue engine has taken it
+    int64_t left = 0;              // stripes that the array has not seen yet
+};
+
+// Entries by number, of which only the latest `Size` are looked at.
+template <typename Entry, int64_t Size>
+class Recent {
+    static_assert((Size & (Size - 1)) == 0, "a power of two");
+
+  public:
+    Entry& operator[](int64_t number) { return entries_[static_cast<size_t>(number & (Size - 1))]; }
+
+  private:
+    std::array<Entry, static_cast<size_t>(Size)> entries_{};
+};
+
+class Core {
+  public:
+    Core(const Settings& s, Channels& channels)
+        : s_(s), channels_(channels), longest_(std::min(s.page_words, s.dram_buffer_stripes / s.burst_share)),
+          space_(s.input_buffer_stripes) {}
+
+    // First cycle in which the instruction buffer takes another descriptor; unknown while that is open.
+    double room() {
+        if (accepted_ < s_.instruction_buffer_depth) return 0;
+        return jobs_[accepted_ - s_.instruction_buffer_depth].given + 1;
+    }
+
+    // Takes a descriptor in `cycle`, not before `room`; no demand: it is refused.
+    void accept(double cycle, const Demand* demand, Posted* posted) {
+        Job& job = jobs_[accepted_++];
+        job = Job{};
+        job.posted = posted;
+        job.refused = demand == nullptr;
+        if (demand) job.demand = *demand;
+        job.accepted = cycle;
+        changed_ = true;
+    }
+
+    // The descriptor that completes next; null if the core is empty.
+    const Job* oldest() { return retired_ < accepted_ ? &jobs_[retired_] : nullptr; }
+
+    // The queue engine takes the completion of the oldest descriptor in `cycle`.
+    const Job& take(double cycle) {
+        Job& job = jobs_[retired_++];
+        job.done = cycle;
+        retire_free_ = cycle + s_.retire;
+        changed_ = true;
+        return job;
+    }
+
+    // Follows everything that is decided up to cycle `present`; gives the cycle of the next decision known.
+    double advance(double present) {
+        if (!changed_ && next_ > present) return next_;
+        changed_ = false;
+        for (;;) {
+            decode();
+            begin_weights();
+            consume();
+            retire();
+            const double operand = std::max(operand_offer_, broadcast_free_);
+            const double weight = std::max({weight_offer_, room_for_weights(), broadcast_free_});
+            next_ = std::min(operand, weight);
+            if (next_ > present || next_ == kUnknown) return next_;
+            if (operand <= weight) send_operand(operand);
+            else send_weight(weight);
+        }
+    }
+
+  private:
+    // ---- from the decoder to the bursts --------------------------------------------------------------
+
+    // Lets the decoder give what it can.
+    void decode() {
+        while (given_ < accepted_) {
+            Job& job = jobs_[given_];
+            double cycle = std::max(job.accepted + s_.instruction_buffer, decoder_free_) + s_.decode;
+            if (given_ >= s_.records) cycle = std::max(cycle, jobs_[given_ - s_.records].done + 1);
+            if (!job.refused) {
+                if (work_given_ >= s_.job_slots)
+                    cycle = std::max(cycle, jobs_[work_[work_given_ - s_.job_slots]].last_beat + 1);
+                if (job.demand.load) {
+                    if (operand_job_) return;
+                    cycle = std::max({cycle, operand_idle_, space_cycle(job.demand.operand_space)});
+                }
+            }
+            if (cycle == kUnknown) return;
+            job.given = cycle;
+            decoder_free_ = cycle + 1;
+            if (!job.refused) {
+                work_[work_given_++] = given_;
+                job.left = job.demand.stripes;
+                if (job.demand.load) {
+                    take_space(job.demand.operand_space, cycle);
+                    operand_job_ = &job;
+                    operand_left_ = job.demand.operand_stripes;
+                    operand_address_ = job.demand.operand_stripe;
+                    operand_offer_ = cycle + s_.burst_cut;
+                }
+            }
+            ++given_;
+        }
+    }
+
+    // First cycle in which the input buffer has `wanted` stripes free, as far as is known.
+    double space_cycle(int64_t wanted) const {
+        int64_t free = space_;
+        if (wanted <= free) return 0;
+        for (const Return& returned : returns_) {
+            free += returned.stripes;
+            if (wanted <= free) return returned.cycle;
+        }
+        return kUnknown;
+    }
+
+    void take_space(int64_t wanted, double cycle) {
+        while (!returns_.empty() && returns_.front().cycle <= cycle) {
+            space_ += returns_.front().stripes;
+            returns_.pop_front();
+        }
+        space_ -= wanted;
+    }
+
+    // Hands the next job's device operand to the weight reader.
+    void begin_weights() {
+        if (weight_job_ || weights_taken_ >= work_given_) return;
+        Job& job = jobs_[work_[weights_taken_]];
+        weight_job_ = &job;
+        weight_left_ = job.demand.stripes;
+        weight_address_ = job.demand.device_stripe;
+        const bool held = job.demand.pairs > 1 && job.demand.beats >= longest_;
+        group_ = group_left_ = held ? job.demand.beats : 0;
+        weight_offer_ = std::max(job.given + s_.queue, weight_idle_) + s_.burst_cut;
+    }
+
+    int64_t page_left(int64_t address) const { return s_.page_words - address % s_.page_words; }
+
+    int64_t weight_words() const {
+        return std::min({longest_, weight_left_, page_left(weight_address_), group_ ? group_left_ : longest_});
+    }
+
+    // First cycle in which the DRAM buffer has room for the next weight burst, as far as is known.
+    double room_for_weights() {
+        if (!weight_job_) return kUnknown;
+        const int64_t wanted = asked_ + weight_words() - s_.dram_buffer_stripes;
+        if (wanted <= 0) return 0;
+        // Runs that only free what was free before are of no use any more.
+        while (freed_.size() > 1 && freed_.front().end < wanted) freed_.pop_front();
+        for (const Freed& run : freed_) {
+            if (wanted > run.end) continue;
+            const int64_t later = run.end - wanted;
+            return run.last - later / run.beats * run.period - later % run.beats + 1;
+        }
+        return kUnknown;
+    }
+
+    // A burst that the broadcast takes in cycle `offer`: cycles with its first and last stripe on the bus.
+    Channels::Span burst(double offer, int64_t words) {
+        double taken = offer + 1;
+        if (bursts_ >= s_.bursts_in_flight) taken = std::max(taken, burst_ends_[bursts_ - s_.bursts_in_flight] + 1);
+        if (bursts_ >= s_.request_queue) taken = std::max(taken, requests_[bursts_ - s_.request_queue] + 1);
+        broadcast_free_ = taken;
+        const double request = taken + s_.burst_request;
+        const Channels::Span span = channels_.read_all(request, words);
+        requests_[bursts_] = request + s_.wait_one;
+        burst_ends_[bursts_] = span.last;
+        ++bursts_;
+        return span;
+    }
+
+    void send_operand(double cycle) {
+        const int64_t words = std::min(operand_left_, page_left(operand_address_));
+        const Channels::Span span = burst(cycle, words);
+        operand_left_ -= words;
+        operand_address_ += words;
+        if (operand_left_) {
+            operand_offer_ = cycle + s_.burst_cut;
+            return;
+        }
+        operand_job_->arrived = span.last + s_.rendezvous;
+        operand_job_ = nullptr;
+        operand_offer_ = kUnknown;
+        operand_idle_ = cycle + 1;
+    }
+
+    void send_weight(double cycle) {
+        const int64_t words = weight_words();
+        const Channels::Span span = burst(cycle, words);
+        pieces_.push_back({span.first + s_.rendezvous, span.last + s_.rendezvous, words});
+        asked_ += words;
+        weight_left_ -= words;
+        weight_address_ += words;
+        if (group_) group_left_ = group_left_ == words ? group_ : group_left_ - words;
+        if (weight_left_) {
+            weight_offer_ = cycle + s_.burst_cut;
+            return;
+        }
+        weight_job_ = nullptr;
+        ++weights_taken_;
+        weight_offer_ = kUnknown;
+        weight_idle_ = cycle + 1;
+    }
+
+    // ---- beats ---------------------------------------------------------------------------------------
+
+    // Walks the array through every stripe that has arrived.
+    void consume() {
+        while (work_ended_ < work_given_) {
+            Job& job = jobs_[work_[work_ended_]];
+            if (job.granted == kUnknown && !grant(job)) return;
+            while (job.left)
+                if (!walk(job)) return;
+            end(job);
+        }
+    }
+
+    // Lets the job into the array; false if it is not known when.
+    bool grant(Job& job) {
+        double cycle = job.given + s_.queue;
+        if (job.demand.load) cycle = std::max(cycle, job.arrived);
+        else if (job.demand.from_kept) cycle = std::max(cycle, collected_ + 1);
+        if (work_ended_ > 0) cycle = std::max(cycle, jobs_[work_[work_ended_ - 1]].last_beat + 1);
+        if (work_ended_ >= s_.finished) cycle = std::max(cycle, jobs_[work_[work_ended_ - s_.finished]].done + 1);
+        const bool to_memory = job.demand.destination == kMemory;
+        if (to_memory && memory_jobs_ >= kResultHalves)
+            cycle = std::max(cycle, jobs_[halves_[memory_jobs_ - kResultHalves]].emptied + 1);
+        if (cycle == kUnknown) return false;
+        job.granted = cycle;
+        if (job.demand.load) {
+            if (resident_) returns_.push_back({cycle + 1, resident_});
+            resident_ = job.demand.operand_space;
+        }
+        if (to_memory) halves_[memory_jobs_++] = work_[work_ended_];
+        issue_ = std::max(issue_, cycle + s_.grant - 1);  // the cycle before its first beat at the earliest
+        return true;
+    }
+
+    // Beats on stripes that have arrived: the rest of a row group, or several whole ones; false if it needs more.
+    bool walk(Job& job) {
+        if (pieces_.empty()) return false;
+        const int64_t beats = job.demand.beats, begun = (job.demand.stripes - job.left) % beats;
+        const Piece piece = pieces_.front();
+        if (!begun && piece.words >= beats && job.demand.pairs == 1) {
+            const int64_t groups = std::min(piece.words, job.left) / beats;
+            whole_groups(job, groups, piece.first, piece.at(groups * beats - 1));
+            use(job, groups * beats);
+            return true;
+        }
+        return one_group(job, beats - begun);
+    }
+
+    // Takes `stripes` off the front of the first piece.
+    void use(Job& job, int64_t stripes) {
+        Piece& piece = pieces_.front();
+        if (stripes == piece.words) {
+            pieces_.pop_front();
+        } else {
+            piece.first = piece.at(stripes);
+            piece.words -= stripes;
+        }
+        job.left -= stripes;
+    }
+
+    // What is missing of one row group, from as many pieces as it takes.
+    bool one_group(Job& job, int64_t missing) {
+        const int64_t pairs = job.demand.pairs;
+        if (pairs > 1) {
+            int64_t there = 0;
+            for (const Piece& piece : pieces_) there += piece.words;
+            if (there < missing) return false;  // the passes after the first are reckoned with it
+        }
+        while (missing && !pieces_.empty()) {
+            const Piece piece = pieces_.front();
+            const int64_t here = std::min(piece.words, missing);
+            missing -= here;
+            run(job, here, piece.first, piece.at(here - 1), missing == 0);
+            if (pairs == 1) free_stripes(here, here, 0);
+            use(job, here);
+        }
+        if (missing) return false;
+        if (pairs > 1) {
+            repeat(job, pairs - 1);
+            free_stripes(job.demand.beats, job.demand.beats, 0);
+        }
+        return true;
+    }
+
+    bool drains(const Job& job) const { return job.demand.destination != kAccumulators; }
+
+    // Cycles from one pass over a group to the next where nothing else holds it up.
+    int64_t pass_cycles(const Job& job) const {
+        return std::max({job.demand.beats, job.demand.beat_cycles, drains(job) ? 1 + job.demand.merge_cycles : 1});
+    }
+
+    // `groups` whole row groups of a single pair, whose stripes arrive from `first` to `last`.
+    void whole_groups(Job& job, int64_t groups, double first, double last) {
+        const int64_t beats = job.demand.beats, exact = std::min(groups, kExactPasses);
+        const double slope = groups * beats > 1 ? (last - first) / (groups * beats - 1) : 1;
+        for (int64_t group = 0; group < exact; ++group) {
+            const double start = first + slope * (group * beats);
+            run(job, beats, start, start + slope * (beats - 1), true);
+        }
+        double period = pass_cycles(job);
+        if (groups > exact) shift(std::max((groups - exact) * period, last - issue_));
+        period = std::max(period, slope * beats);
+        free_stripes(groups * beats, beats, period);
+    }
+
+    // Further passes over a group that is all there.
+    void repeat(Job& job, int64_t passes) {
+        const int64_t exact = std::min(passes, kExactPasses);
+        for (int64_t pass = 0; pass < exact; ++pass) run(job, job.demand.beats, 0, 0, true);
+        shift(((passes - exact) * pass_cycles(job)));
+    }
+
+    void shift(double cycles) {
+        issue_ += cycles;
+        move_ += cycles;
+        array_ += cycles;
+        merge_free_ += cycles;
+    }
+
+    // `beats` beats of one pass whose stripes arrive from `first` to `last`; `final`: they end a sum.
+    //
+    // A beat is issued, moves to the feeder's second stage, and is accepted by the array; each stage holds one.
+    // Without a wait these are a cycle apart, so that only the first and the last beat need be looked at.
+    void run(Job& job, int64_t beats, double first, double last, bool final) {
+        double issue = std::max({issue_ + 1, move_, first});
+        double move = std::max(issue + 1, array_);
+        if (job.first_beat == kUnknown) job.first_beat = issue;
+        if (beats > 1) {
+            const double further = (beats - 1);
+            issue = std::max({issue + further, move + further - 1, last});
+            move = std::max(issue + 1, move + further);
+        }
+        double array = move + 1;
+        if (final && drains(job)) {
+            array = std::max(array, merge_free_);
+            merge_free_ = array + 1 + job.demand.merge_cycles;
+        }
+        issue_ = issue;
+        move_ = move;
+        array_ = array + (job.demand.beat_cycles - 1);
+    }
+
+    // The array is done with `stripes` more, the last of them in this beat.
+    void free_stripes(int64_t stripes, int64_t beats, double period) {
+        freed_count_ += stripes;
+        freed_.push_back({freed_count_, beats, issue_, period});
+    }
+
+    // The job had its last beat.
+    void end(Job& job) {
+        job.last_beat = issue_;
+        if (drains(job)) {
+            job.collected = array_ + s_.array + job.demand.merge_cycles + s_.collect;
+            collected_ = job.collected;
+        }
+        ++work_ended_;
+    }
+
+    // ---- results -------------------------------------------------------------------------------------
+
+    // Writes the oldest descriptor's result and offers its completion, once it is known when.
+    void retire() {
+        if (retired_ >= given_) return;
+        Job& job = jobs_[retired_];
+        if (job.completed != kUnknown) return;
+        double ready = std::max(job.given + s_.queue, retire_free_);
+        if (!job.refused) {
+            if (job.last_beat == kUnknown) return;
+            ready = std::max(ready, job.last_beat + s_.queue);
+            if (drains(job)) ready = std::max(ready, job.collected + s_.queue);
+        }
+        if (job.refused || job.demand.destination != kMemory) {
+            job.completed = ready + s_.retire;
+            return;
+        }
+        double offer = ready + s_.retire + s_.write_start, taken = 0, acknowledged = 0;
+        for (int64_t line = 0; line < job.demand.lines; ++line) {
+            const Channels::Written written = channels_.write_line(job.demand.result_line + line, offer);
+            taken = written.taken;
+            acknowledged = std::max(acknowledged + 1, written.stored + s_.write_return);
+            offer = taken + 1;
+        }
+        job.emptied = taken;
+        job.completed = std::max(taken, acknowledged) + s_.write_end + s_.retire;
+    }
+
+    struct Return {
+        double cycle;
+        int64_t stripes;
+    };
+    struct Freed {
+        int64_t end, beats;  // stripes freed so far; stripes freed at one a cycle
+        double last, period; // cycle of the last; cycles from one group's to the next
+    };
+    struct Piece {
+        double first, last;  // cycles in which the first and the last stripe count
+        int64_t words;
+        double at(int64_t index) const {
+            return words > 1 ? first + (last - first) * index / (words - 1)
+                             : first;
+        }
+    };
+
+    static constexpr int64_t kResultHalves = 2;
+    static constexpr int64_t kExactPasses = 3;  // after so many passes of one kind, each takes as long as the last
+    static constexpr int64_t kWindow = 256;     // more than any unit looks back
+
+    const Settings& s_;
+    Channels& channels_;
+    const int64_t longest_;  // words of a weight burst
+    bool changed_ = false;
+    double next_ = kUnknown;
+
+    Recent<Job, kWindow> jobs_;
+    Recent<int64_t, kWindow> work_, halves_;  // numbers of the jobs with work, and of those that write results
+    int64_t accepted_ = 0, given_ = 0, retired_ = 0;
+    int64_t work_given_ = 0, weights_taken_ = 0, work_ended_ = 0, memory_jobs_ = 0;
+    double decoder_free_ = 0, retire_free_ = 0;
+
+    Job *operand_job_ = nullptr, *weight_job_ = nullptr;  // being read
+    int64_t operand_left_ = 0, operand_address_ = 0, weight_left_ = 0, weight_address_ = 0, group_ = 0, group_left_ = 0;
+    double operand_offer_ = kUnknown, operand_idle_ = 0, weight_offer_ = kUnknown, weight_idle_ = 0;
+    double broadcast_free_ = 0;
+    int64_t bursts_ = 0, asked_ = 0;
+    Recent<double, kWindow> burst_ends_, requests_;
+    std::deque<Piece> pieces_;
+    std::deque<Freed> freed_;
+    int64_t freed_count_ = 0;
+
+    int64_t space_, resident_ = 0;  // stripes of the input buffer: free; of the operand in use
+    std::deque<Return> returns_;
+
+    // Last beat: issued, moved on, accepted by the array; from when the row merge takes the end of a sum.
+    double issue_ = -1, move_ = -1, array_ = -1, merge_free_ = -1, collected_ = -1;
+};
