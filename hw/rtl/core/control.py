@@ -57,7 +57,7 @@ class ControlUnit(wiring.Component):
     Ports:
         decoded: from the decoder.
         operand_bursts, weight_bursts: what is to be read from all channels.
-        placements, arrivals, arrived, issue: see the buffers and the sequencer.
+        placements, arrivals, arrived, issue, weights_freed: see the buffers, the sequencer and the feeder.
         failures: reads that memory failed, one a channel.
         collected: of the result collector.
         result, write_failed, written_lines, half_emptied: see the result writer; the half is that of
@@ -79,6 +79,7 @@ class ControlUnit(wiring.Component):
                 "arrivals": In(ARRIVALS_BITS),
                 "arrived": In(position_bits(config)),
                 "issue": Out(stream.Signature(issue_layout(config))),
+                "weights_freed": In(1),
                 "failures": In(read_failure_layout).array(config.channels),
                 "collected": In(collected_layout),
                 "result": Out(stream.Signature(result_layout(config))),
@@ -139,7 +140,7 @@ class ControlUnit(wiring.Component):
             weights.input.payload.held.eq(placed.work.pairs > 1),
             weights.input.payload.slot.eq(placed.slot),
             loader.freed.eq(gate.freed),
-            reader.freed.eq(sequencer.freed),
+            reader.freed.eq(self.weights_freed),
         ]
         for own, inner in zip(self.placements, loader.placements, strict=True):
             m.d.comb += own.eq(inner)

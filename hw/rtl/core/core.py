@@ -94,15 +94,16 @@ class NdpCore(wiring.Component):
             m.d.comb += inner.eq(placement)
         m.d.comb += [control.arrivals.eq(input_buffer.arrivals), control.arrived.eq(dram_buffer.arrived)]
 
-        # Beats: words are read in the cycle in which the feeder takes the beat's control.
+        # Beats: the operand is read in the cycle in which the feeder takes the beat's control.
         issue = control.issue.payload
         read = control.issue.valid & control.issue.ready
         m.d.comb += [
             feeder.control.valid.eq(control.issue.valid),
             feeder.control.payload.eq(issue.control),
             control.issue.ready.eq(feeder.control.ready),
-            dram_buffer.read_position.eq(issue.weights_position),
-            dram_buffer.read_enable.eq(read),
+            dram_buffer.read_position.eq(feeder.weights_position),
+            dram_buffer.read_enable.eq(feeder.weights_enable),
+            control.weights_freed.eq(feeder.weights_freed),
             input_buffer.read_address.eq(issue.input_address),
             input_buffer.read_enable.eq(read & issue.input_enable),
             output_buffer.kept_address.eq(issue.kept_address),

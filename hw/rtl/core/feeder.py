@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from plora.hw.build.platform import add_shared
 from plora.hw.defs.config import PE_ROWS, WORD_VALUES, NdpConfig
+from plora.hw.rtl.core.dram_buffer import position_bits
 from plora.hw.rtl.core.job import channel_bits, result_tag_bits
 from plora.hw.rtl.core.spreader import OperandSpreader, expand_parts, repeat_for_taps
 from plora.hw.rtl.interfaces import WORD_BITS
@@ -19,16 +20,20 @@ LANE_BITS = (WORD_VALUES - 1).bit_length()
 def beat_control_layout(config: NdpConfig) -> data.StructLayout:
     """What is known of a beat before its words are read.
 
-    ==============  ====================================================================================
-    from_kept       the operand words come from the kept intermediate
-    part            number of the operand word for part 0 within its stripe; a multiple of the parts
-    partial         only ``tail`` values of K remain for this beat
-    tail            see `plora.hw.rtl.core.job.work_layout`
-    others          as in `plora.hw.rtl.pe.array.beat_layout`
-    ==============  ====================================================================================
+    ==================  ================================================================================
+    weights_position    stripe of the DRAM buffer
+    weights_last_use    no later beat needs that stripe
+    from_kept           the operand words come from the kept intermediate
+    part                number of the operand word for part 0 within its stripe; a multiple of the parts
+    partial             only ``tail`` values of K remain for this beat
+    tail                see `plora.hw.rtl.core.job.work_layout`
+    others              as in `plora.hw.rtl.pe.array.beat_layout`
+    ==================  ================================================================================
     """
     return data.StructLayout(
         {
+            "weights_position": position_bits(config),
+            "weights_last_use": 1,
             "from_kept": 1,
             "part": max(1, channel_bits(config)),
             "partial": 1,
@@ -44,15 +49,23 @@ def beat_control_layout(config: NdpConfig) -> data.StructLayout:
 
 
 class BeatFeeder(wiring.Component):
-    """Two stages between a beat's issue and the array.
+    """Two stages between a beat's issue and the array::
 
-    In the cycle after ``control`` is taken, the words that were read with it stand at the buffers'
-    outputs; they are spread (`OperandSpreader`) and masked, and go to the array in the next. The mask
-    covers values beyond K: nothing that lies in a buffer or in memory after them is ever multiplied.
+        control --> [control] -----------> [beat: operands, mask, rest] --> array
+                        |                       ^                             ^
+                        +--> weights are read --|-----------------------------+
+        operand read ---> stripes, kept --> spread, masked
+
+    When ``control`` is taken, the beat's operand is read; in the next cycle its words stand at the
+    buffers' outputs and are spread (`OperandSpreader`) into registers. The weights need no such step: they are
+    read one cycle later and go to the array as the DRAM buffer shows them. The mask covers values
+    beyond K: nothing that lies in a buffer or in memory after them is ever multiplied.
 
     Ports:
-        control: beats in order; when one is taken, its words must be read at the same edge, and the
+        control: beats in order; when one is taken, its operand must be read at the same edge, and the
             buffers' outputs must stand until the next is taken.
+        weights_position, weights_enable: read of the DRAM buffer, whose output must stand until the next.
+        weights_freed: that read was the last of its stripe.
         weights: stripe from the DRAM buffer.
         stripes: both rows' stripe from the input buffer.
         kept: both rows' word from the kept part of the output buffer.
@@ -65,6 +78,9 @@ class BeatFeeder(wiring.Component):
         super().__init__(
             {
                 "control": In(stream.Signature(beat_control_layout(config))),
+                "weights_position": Out(position_bits(config)),
+                "weights_enable": Out(1),
+                "weights_freed": Out(1),
                 "weights": In(words),
                 "stripes": In(data.ArrayLayout(words, PE_ROWS)),
                 "kept": In(data.ArrayLayout(WORD_BITS, PE_ROWS)),
@@ -83,6 +99,10 @@ class BeatFeeder(wiring.Component):
         m.d.comb += [
             advance.eq(~self.beats.valid | self.beats.ready),
             self.control.ready.eq(~waiting | advance),
+            self.weights_position.eq(control.weights_position),
+            self.weights_enable.eq(waiting & advance),
+            self.weights_freed.eq(waiting & advance & control.weights_last_use),
+            beat.weights.eq(self.weights),
         ]
         with m.If(self.control.ready):
             m.d.sync += [waiting.eq(self.control.valid), control.eq(self.control.payload)]
@@ -92,11 +112,10 @@ class BeatFeeder(wiring.Component):
 
         masks = expand_parts(m, self._part_masks(m, control), control.split_log2, "mask")
         for channel in channels:
-            weights = Signal(WORD_BITS, name=f"weights_{channel}", reset_less=True)
             mask = Signal(WORD_VALUES, name=f"mask_{channel}", reset_less=True)
             with m.If(advance):
-                m.d.sync += [weights.eq(self.weights[channel]), mask.eq(masks[channel])]
-            m.d.comb += [beat.weights[channel].eq(weights), beat.mask[channel].eq(mask)]
+                m.d.sync += mask.eq(masks[channel])
+            m.d.comb += beat.mask[channel].eq(mask)
         for row in range(PE_ROWS):
             spreader = OperandSpreader(self._config)
             add_shared(m, platform, f"row_{row}", f"operand_spreader_{self._config.channels}", spreader)

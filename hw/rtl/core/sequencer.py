@@ -36,13 +36,12 @@ def granted_layout(config: NdpConfig) -> data.StructLayout:
 
 
 def issue_layout(config: NdpConfig) -> data.StructLayout:
-    """A beat: what to read, and what goes with it.
+    """A beat: the operand to read, and what goes with it.
 
     The input buffer is read only where the beat's words are not in the stripe that it shows already.
     """
     return data.StructLayout(
         {
-            "weights_position": position_bits(config),
             "input_address": range(input_capacity(config)),
             "input_enable": 1,
             "kept_address": range(config.kept_words),
@@ -67,7 +66,7 @@ class BeatSequencer(wiring.Component):
         stripe     0 1 2 | 0 1 2 | 3 4 5 | 3 4 5      two groups of three beats, two pairs of rows
         pair       0 0 0 | 1 1 1 | 0 0 0 | 1 1 1
         sums       F   L | F   L | F   L | F   L      first and last beat of each sum
-        freed            | 0 1 2 |       | 3 4 5      in the pass of the last pair
+        last use         | 0 1 2 |       | 3 4 5      of the stripe: in the pass of the last pair
 
     A beat waits until its stripe has arrived; everything else a job needs is there before it comes
     here. Between the last beat of a job and the first of the next lies one cycle.
@@ -76,7 +75,6 @@ class BeatSequencer(wiring.Component):
         jobs: taken while no job is being walked through.
         issue: beats.
         arrived: of the DRAM buffer.
-        freed: this beat was the last to need its stripe.
         ended: see `ended_layout`.
         activity: see `activity_layout`.
     """
@@ -88,7 +86,6 @@ class BeatSequencer(wiring.Component):
                 "jobs": In(stream.Signature(granted_layout(config))),
                 "issue": Out(stream.Signature(issue_layout(config))),
                 "arrived": In(position_bits(config)),
-                "freed": Out(1),
                 "ended": Out(ended_layout),
                 "activity": Out(activity_layout),
             }
@@ -153,9 +150,9 @@ class BeatSequencer(wiring.Component):
         m.d.comb += [
             # In the passes after the first, everything is there.
             here.eq(~first_pair | (position != self.arrived)),
-            issue.weights_position.eq(position),
+            issue.control.weights_position.eq(position),
+            issue.control.weights_last_use.eq(last_pair),
             self.issue.valid.eq(active & here),
-            self.freed.eq(fire & last_pair),
         ]
         with m.If(fire):
             m.d.sync += position.eq(position + 1)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from plora.hw.defs.config import WORD_VALUES, NdpConfig
+from plora.hw.rtl.core.dram_buffer import position_bits
 from plora.hw.rtl.core.feeder import BeatFeeder, beat_control_layout
 from plora.hw.rtl.core.job import channel_bits
 from tests.hw.rtl.core.bench import TINY, drain, simulate
@@ -38,7 +39,8 @@ def random_beat(config: NdpConfig, rng: random.Random) -> tuple[dict[str, int], 
     control = {
         "from_kept": from_kept, "part": part, "partial": partial, "tail": tail, "tap": tap, "split_log2": split_log2,
         "first": rng.getrandbits(1), "last": rng.getrandbits(1), "second_row": rng.getrandbits(1),
-        "tag": rng.getrandbits(8),
+        "tag": rng.getrandbits(8), "weights_position": rng.getrandbits(position_bits(config)),
+        "weights_last_use": rng.getrandbits(1),
     }  # fmt: skip
 
     def expected(stripes: list[list[list[int]]], kept: list[list[int]]) -> tuple[list[list[int]], list[int]]:
@@ -67,6 +69,7 @@ def test_channels_get_the_words_of_their_part_and_lanes_beyond_k_are_masked(conf
     beats = [random_beat(config, rng) for _ in range(60)]
     expected: list[Any] = []
     got: list[Any] = []
+    freed_stripes: list[int] = []
 
     async def source(ctx: Any) -> None:
         for control, expect in beats:
@@ -77,21 +80,29 @@ def test_channels_get_the_words_of_their_part_and_lanes_beyond_k_are_masked(conf
             await ctx.tick().until(dut.control.ready)
             ctx.set(dut.control.valid, 0)
             # The buffers show the beat's words from now until the next beat is taken.
-            weights = [rng.getrandbits(512) for _ in range(config.channels)]
             stripes = [[word_of(rng) for _ in range(config.channels)] for _ in range(2)]
             kept = [word_of(rng) for _ in range(2)]
-            ctx.set(dut.weights, weights)
             ctx.set(dut.stripes, [[packed(word) for word in row] for row in stripes])
             ctx.set(dut.kept, [packed(word) for word in kept])
-            expected.append((weights, *expect(stripes, kept)))
+            expected.append(expect(stripes, kept))
+
+    async def dram_buffer(ctx: Any) -> None:
+        async for *_, enable, position, freed in ctx.tick().sample(
+            dut.weights_enable, dut.weights_position, dut.weights_freed
+        ):
+            if enable:
+                ctx.set(dut.weights, [position << channel for channel in range(config.channels)])
+            if freed:
+                freed_stripes.append(position)
 
     async def sink(ctx: Any) -> None:
         await drain(ctx, dut.beats, got, len(beats), random.Random(1), stall)
 
-    simulate(dut, source, sink)
-    for index, (beat, (control, _), (weights, inputs, masks)) in enumerate(zip(got, beats, expected, strict=True)):
+    simulate(dut, source, sink, background=[dram_buffer])
+    assert freed_stripes == [c["weights_position"] for c, _ in beats if c["weights_last_use"]]
+    for index, (beat, (control, _), (inputs, masks)) in enumerate(zip(got, beats, expected, strict=True)):
         where = f"beat {index}: {control}"
-        assert list(beat.weights) == weights, where
+        assert list(beat.weights) == [control["weights_position"] << c for c in range(config.channels)], where
         assert [list(row) for row in beat.inputs] == inputs, where
         assert list(beat.mask) == masks, where
         for name in ("tap", "split_log2", "first", "last", "second_row", "tag"):
