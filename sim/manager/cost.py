@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -87,9 +86,8 @@ class AttentionCost:
             far = self.far_base + work
         return self.layers * max(near, far)
 
-    @cached_property
     def balance(self) -> tuple[float, float]:
-        """The P at which the time is least, and that time."""
+        """Return the P at which the time is least, and that time."""
         slope = max(self.far_device, self.far_up)
         meet = (self.far_base + slope - self.near_base) / max(self.near_slope + slope, 1e-30)
         choices = (0.0, min(max(meet, 0.0), 1.0), 1.0)
@@ -98,7 +96,7 @@ class AttentionCost:
 
     def best(self, share_cap: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the least time of all layers (candidates,) with P up to `share_cap`, and that P."""
-        goal, least = self.balance
+        goal, least = self.balance()
         if len(share_cap) and share_cap.min() >= goal:
             return np.full(len(share_cap), least), np.full(len(share_cap), goal)
         none = self.time(0.0)

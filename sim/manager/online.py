@@ -41,13 +41,15 @@ class Change:
     Attributes:
         kv_share: P, the share of the batch's KV whose copies fit and help.
         time: step time by the cost model.
-        loaded_bytes: matrices that have to come over the link into HBM.
+        loaded_bytes: matrices that have to come over the link into HBM for the batch.
+        ahead_bytes: matrices of hot adapters that are fetched ahead of their requests.
         switched: adapters whose strategy changed.
     """
 
     kv_share: float
     time: float
     loaded_bytes: float
+    ahead_bytes: float
     switched: int
 
 
@@ -115,7 +117,7 @@ class Manager:
         self._since_rerank = rerank_every
         self._not_relaxed = 0
         self._serving = 0
-        self._last = Change(0.0, 0.0, 0.0, 0)
+        self._last = Change(0.0, 0.0, 0.0, 0.0, 0)
         self._sums = np.zeros(model.feature_count)
         self._used = 0.0
         self._kept = 0.0
@@ -135,6 +137,11 @@ class Manager:
         """HBM of cached matrices that nothing in the batch reads."""
         return self._kept
 
+    @property
+    def due_in(self) -> int:
+        """Steps until all serving adapters are ranked again; a driver need not call `step` before."""
+        return max(self._rerank_every, self._serving) - self._since_rerank
+
     def step(self, arrived: Iterable[int], left: Iterable[int], attention: AttentionCost, *, steps: int = 1) -> Change:
         """Take note of requests that came and went (by adapter), let `steps` steps pass, and decide.
 
@@ -144,9 +151,9 @@ class Manager:
         came, gone = list(arrived), list(left)
         self._since_rerank += steps
         self._not_relaxed += steps
-        due = self._since_rerank >= max(self._rerank_every, self._serving)
+        due = self.due_in <= 0
         if not (came or gone or due):
-            return Change(self._last.kv_share, self._last.time, 0.0, 0)
+            return Change(self._last.kv_share, self._last.time, 0.0, 0.0, 0)
         self.temperature.relax(self._not_relaxed)
         self._not_relaxed = 0
         for adapter in came:
@@ -228,7 +235,7 @@ class Manager:
         while True:
             found = self._best_change(adapters, attention)
             if found.adapter < 0:
-                return self._settle(attention, Change(found.kv_share, found.time, loaded, switched))
+                return self._settle(attention, Change(found.kv_share, found.time, loaded, 0.0, switched))
             for victim in found.victims:
                 assert self._fallback is not None
                 self._switch(victim, self._fallback)
@@ -236,7 +243,7 @@ class Manager:
             switched += 1 + len(found.victims)
             adapters = [a for a in adapters if a != found.adapter]
             if not adapters:
-                return self._settle(attention, Change(found.kv_share, found.time, loaded, switched))
+                return self._settle(attention, Change(found.kv_share, found.time, loaded, 0.0, switched))
 
     def _best_change(self, adapters: list[int], attention: AttentionCost) -> _Found:
         """Judge every strategy of every adapter in one evaluation; the last candidate is to change nothing."""
@@ -315,8 +322,8 @@ class Manager:
             self._sums, self._used, self._victims = np.zeros_like(self._sums), 0.0, []
             nothing = self._best_change([], attention)
             time, share = nothing.time, nothing.kv_share
-        change = self._settle(attention, Change(share, time, loaded, switched))
-        return Change(share, time, loaded + self._cache_hot(attention, change), switched)
+        change = self._settle(attention, Change(share, time, loaded, 0.0, switched))
+        return Change(share, time, loaded, self._cache_hot(attention, change), switched)
 
     def _settle(self, attention: AttentionCost, change: Change) -> Change:
         """Evict caches that the batch's matrices and copies of KV need room from."""

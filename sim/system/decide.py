@@ -63,51 +63,64 @@ def cost_model(setting: Setting, composition: Composition, typical_rank: int) ->
     return CostModel(groups, _rates(machine), machine.far_devices, composition, rest=rest, exposed=exposed)
 
 
-def attention_cost(setting: Setting, batch: Batch) -> AttentionCost:
-    """Return Table V for `batch`: sums over layers that differ only in a sliding window are averaged."""
-    machine, work, spec = setting.machine, setting.work, setting.spec
-    times, layers, rows = machine.times, work.layers, len(batch)
-    total = int(batch.contexts.sum())
-    seen = sum(
-        k.count * (total if k.window is None else int(np.minimum(batch.contexts, k.window).sum())) for k in work.kinds
-    )
-    tokens = seen / layers  # attended in a mean layer
-    kv_bytes = tokens * work.kv_token_bytes
-    flops = tokens * work.attention_flops_per_token
-    whole = int(times.attention_ps(rows, np.array([max(1, round(tokens))]), work.kv_token_bytes, flops / tokens)[0])
-    stream = max(kv_bytes * times.hbm_ps, flops * times.flop_ps)
-    if not machine.has_far or spec.kv.home == "hbm":
-        return AttentionCost(layers, 0.0, 0.0, float(whole), 0.0, 0.0, 0.0, 0.0, 0.0, False)
-    rates, devices = _rates(machine), machine.far_devices
-    ports = len(set(machine.up))
-    stored = rows * work.kv_token_bytes
-    if spec.kv.attention == "gpu":
-        per_device = (kv_bytes + stored) * machine.far_dram_ps / devices
-        far_up, down, up = kv_bytes * rates.up_read / ports, stored * rates.down_write / ports, 0.0
-        far_base = 2.0 * machine.one_way_ps
-    else:
-        per_device = max(kv_bytes * machine.far_dram_ps, flops * machine.far_attention_flop_ps) / devices
-        query = work.query_bytes + CHAIN_DESCRIPTORS * machine.descriptor_bytes
-        sends = 1 if machine.multicast else devices / ports
-        down = (rows * query * sends + stored / ports) * rates.down_write
-        result = rows * (work.partial_bytes + machine.flag_bytes) * devices / ports
-        down += result * rates.down_read
-        far_up, up = 0.0, result * rates.up_read
-        chunks = min(rows, machine.return_chunks)
-        # The first chunk's queries go down and the last chunk's results come up while devices wait.
-        far_base = rates.round_trip + (down + up) / chunks + times.merge_ps(2 * rows * work.partial_bytes)
-    return AttentionCost(
-        layers=layers,
-        near_base=max(0.0, whole - stream),
-        near_slope=stream,
-        far_base=far_base,
-        far_device=per_device,
-        far_up=far_up,
-        down=down,
-        up=up,
-        kv_bytes=float(total * work.kv_token_bytes * layers),
-        copies=spec.kv.hbm_copies,
-    )
+class AttentionModel:
+    """Table V of the paper for one setting, as a function of the batch."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._rates = _rates(setting.machine)
+        self._ports = len(set(setting.machine.up)) or 1
+        work = setting.work
+        shortest = setting.machine.times.attention_ps(1, np.ones(1), work.kv_token_bytes, 0.0)
+        self._kernel = float(shortest[0])  # what a kernel takes that reads next to nothing
+
+    def of(self, batch: Batch) -> AttentionCost:
+        """Return the cost of `batch`; layers that differ only in a sliding window are averaged."""
+        work = self._setting.work
+        total = int(batch.contexts.sum())
+        seen = total * work.layers
+        for kind in work.kinds:
+            if kind.window is not None:
+                seen -= kind.count * (total - int(np.minimum(batch.contexts, kind.window).sum()))
+        return self.cost(len(batch), total, seen / work.layers)
+
+    def cost(self, rows: int, total: int, tokens: float) -> AttentionCost:
+        """Return the cost of `rows` requests with `total` tokens, of which a mean layer attends to `tokens`."""
+        machine, work, spec = self._setting.machine, self._setting.work, self._setting.spec
+        times, layers, rates = machine.times, work.layers, self._rates
+        kv_bytes = tokens * work.kv_token_bytes
+        flops = tokens * work.attention_flops_per_token
+        stream = max(kv_bytes * times.hbm_ps, flops * times.flop_ps)
+        if not machine.has_far or spec.kv.home == "hbm":
+            return AttentionCost(layers, 0.0, 0.0, self._kernel + stream, 0.0, 0.0, 0.0, 0.0, 0.0, False)
+        devices, ports = machine.far_devices, self._ports
+        stored = rows * work.kv_token_bytes
+        if spec.kv.attention == "gpu":
+            per_device = (kv_bytes + stored) * machine.far_dram_ps / devices
+            far_up, down, up = kv_bytes * rates.up_read / ports, stored * rates.down_write / ports, 0.0
+            far_base = 2.0 * machine.one_way_ps
+        else:
+            per_device = max(kv_bytes * machine.far_dram_ps, flops * machine.far_attention_flop_ps) / devices
+            query = work.query_bytes + CHAIN_DESCRIPTORS * machine.descriptor_bytes
+            sends = 1 if machine.multicast else devices / ports
+            result = rows * (work.partial_bytes + machine.flag_bytes) * devices / ports
+            down = (rows * query * sends + stored / ports) * rates.down_write + result * rates.down_read
+            far_up, up = 0.0, result * rates.up_read
+            chunks = max(1, min(rows, machine.return_chunks))
+            # The first chunk's queries go down and the last chunk's results come up while devices wait.
+            far_base = rates.round_trip + (down + up) / chunks + times.merge_ps(2 * rows * work.partial_bytes)
+        return AttentionCost(
+            layers=layers,
+            near_base=self._kernel,
+            near_slope=stream,
+            far_base=far_base,
+            far_device=per_device,
+            far_up=far_up,
+            down=down,
+            up=up,
+            kv_bytes=float(total * work.kv_token_bytes * layers),
+            copies=spec.kv.hbm_copies,
+        )
 
 
 @dataclass(frozen=True)
@@ -168,7 +181,7 @@ def decide(
             "of HBM beside its reserve; use a larger GPU or more of them"
         )
     allowed = [STRATEGIES.index(s) for s in spec.adapters.strategies]
-    attention = attention_cost(setting, batch)
+    attention = AttentionModel(setting).of(batch)
     problem = Problem(
         model=model,
         rows=served.rows,

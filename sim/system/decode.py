@@ -156,7 +156,8 @@ def fast_steps_ps(setting: Setting, load: Load, steps: int) -> IntArray:
     total = np.full(steps, work.head_ps, dtype=np.int64)
     for kind in work.kinds:
         fast = FastPhases(setting.spec, setting.machine, kind)
-        total += kind.count * fast.groups_ps(kind, work, len(load.batch), wave)
+        message = 2 * len(load.batch) * work.hidden_size
+        total += kind.count * fast.groups_ps([g.base_ps for g in kind.groups], message, wave)
         for first in range(0, steps, BLOCK_STEPS):
             here = slice(first, min(first + BLOCK_STEPS, steps))
             contexts = load.batch.contexts + first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,13 @@ class GpuTimes:
     gpus: int
     fabric: Link
 
-    @property
+    @cached_property
     def hbm_ps(self) -> float:
         """Picoseconds per byte of a long stream."""
         share = 1.0 if self.mode == "roofline" else kernels.calibration(self.gpu).gemm.memory_efficiency
         return PS_PER_S / (self.gpu.hbm_gb_per_s * 1e9 * share)
 
-    @property
+    @cached_property
     def flop_ps(self) -> float:
         """Picoseconds per operation."""
         share = 1.0 if self.mode == "roofline" else kernels.calibration(self.gpu).gemm.compute_efficiency
@@ -118,7 +119,7 @@ class GpuTimes:
         stream = max(duration_ps(hbm_bytes, self.hbm_ps), duration_ps(flops, self.flop_ps))
         return stream + round(self.lora_kernels_ps * kernels_share)
 
-    @property
+    @cached_property
     def lora_kernels_ps(self) -> int:
         """Constants of a shrink and an expand kernel."""
         if self.mode == "roofline":

@@ -32,6 +32,7 @@ class Group:
         input_dim: D1, width of x.
         output_dims: D2 of each matrix that adapters touch; empty if none.
         weight_bytes: base weights that one pass of a batch reads.
+        flops_per_token: of the base weights.
         base_ps: GPU time of the base weights for the batch.
     """
 
@@ -39,6 +40,7 @@ class Group:
     input_dim: int
     output_dims: tuple[int, ...]
     weight_bytes: int
+    flops_per_token: float
     base_ps: int
 
     @property
@@ -92,7 +94,7 @@ class ModelWork:
     Attributes:
         kinds: the layers.
         hidden_size: width of the residual stream.
-        head_bytes, head_ps: the output head and the final norm, once a step.
+        head_bytes, head_flops_per_token, head_ps: the output head and the final norm, once a step.
         kv_token_bytes: keys and values of one token in one layer.
         query_bytes, partial_bytes: of one request and layer: q in FP16; partial O in FP16 with FP32
             anchors (m, l) per head.
@@ -102,6 +104,7 @@ class ModelWork:
     kinds: tuple[LayerKind, ...]
     hidden_size: int
     head_bytes: int
+    head_flops_per_token: float
     head_ps: int
     kv_token_bytes: float
     query_bytes: int
@@ -200,7 +203,8 @@ def model_work(model: ModelConfig, tokens: int, times: GpuTimes, options: WorkOp
             input_dim=-(-width // gpus) if by_row else width,
             output_dims=tuple(t.output_dim if by_row else -(-t.output_dim // gpus) for t in mine),
             weight_bytes=size,
-            base_ps=times.base_ps(name, tokens, size, flops * tokens / gpus),
+            flops_per_token=flops / gpus,
+            base_ps=times.base_ps(name, tokens, size, flops / gpus * tokens),
         )
 
     kinds = []
@@ -218,7 +222,8 @@ def model_work(model: ModelConfig, tokens: int, times: GpuTimes, options: WorkOp
         kinds=tuple(kinds),
         hidden_size=model.hidden_size,
         head_bytes=head_bytes,
-        head_ps=times.base_ps("head", tokens, head_bytes, 2.0 * tokens * model.vocab_size * model.hidden_size / gpus),
+        head_flops_per_token=2.0 * model.vocab_size * model.hidden_size / gpus,
+        head_ps=times.base_ps("head", tokens, head_bytes, 2.0 * model.vocab_size * model.hidden_size / gpus * tokens),
         kv_token_bytes=kv_bytes_per_token_layer(model, options.kv_dtype, scales=options.kv_scales)
         * kv_heads
         / model.num_key_value_heads,
@@ -226,3 +231,17 @@ def model_work(model: ModelConfig, tokens: int, times: GpuTimes, options: WorkOp
         partial_bytes=heads * (2 * model.head_dim + 8),
         attention_flops_per_token=4 * heads * model.head_dim,
     )
+
+
+def base_times(
+    work: ModelWork, model: ModelConfig, tokens: int, times: GpuTimes, options: WorkOptions
+) -> list[list[int]]:
+    """Return the base times of every group of every kind of layer, as `work` of another number of tokens has them."""
+    if model.moe is not None and times.mode == "roofline":
+        # The weights that a step reads depend on the experts that its tokens touch.
+        work = model_work(model, tokens, times, options)
+        return [[g.base_ps for g in kind.groups] for kind in work.kinds]
+    return [
+        [times.base_ps(g.name, tokens, g.weight_bytes, g.flops_per_token * tokens) for g in kind.groups]
+        for kind in work.kinds
+    ]

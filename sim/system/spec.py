@@ -67,12 +67,15 @@ class Adapters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The adapters: where they live and which strategies may serve them.
 
     With one strategy it is applied to all; with several the manager chooses. `assume_fits` leaves
-    cached matrices out of the HBM budget, as the paper's idealised ND(E4) does.
+    cached matrices out of the HBM budget, as the paper's idealised ND(E4) does. `load_link` is the
+    link over which adapters that live in HBM are fetched from the host before their first request
+    runs; without it they are all there from the start.
     """
 
     home: Literal["hbm", "far"]
     strategies: tuple[Strategy, ...]
     assume_fits: bool = False
+    load_link: str | None = None
 
 
 class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,6 +122,8 @@ def _refuse(spec: SystemSpec) -> str | None:
         return "kv.home or adapters.home is far, but far.memory is none; give far memory or keep both in hbm"
     if spec.adapters.home == "hbm" and strategies != ("E1",):
         return f"adapters live in hbm, so only E1 applies, not {list(strategies)}"
+    if spec.adapters.load_link is not None and spec.adapters.home != "hbm":
+        return "adapters.load_link needs adapters.home hbm"
     if far.compute == "none" and {"E3", "E4"} & set(strategies):
         return "E3 and E4 need far.compute to be ndp or cpu"
     if spec.kv.attention == "distributed" and (spec.kv.home != "far" or far.compute != "ndp"):

@@ -78,7 +78,7 @@ def test_cached_bytes_count_both_matrices_for_e1_and_b_for_e4() -> None:
 
 def test_attention_balances_hbm_against_the_devices() -> None:
     attention = AttentionCost(10, 2.0, 30.0, 4.0, 60.0, 0.0, 0.0, 0.0, 1000.0, True)
-    share, time = attention.balance
+    share, time = attention.balance()
     assert 2.0 + 30.0 * share == pytest.approx(4.0 + 60.0 * (1 - share))
     assert time == pytest.approx(10 * (2 + 30 * share))
     grid = [attention.time(p) for p in np.linspace(0, 1, 1001)]
@@ -89,7 +89,7 @@ def test_room_for_copies_limits_their_share() -> None:
     attention = AttentionCost(10, 0.0, 30.0, 0.0, 60.0, 0.0, 0.0, 0.0, 1000.0, True)
     caps = np.array([0.0, 0.1, 0.5, 1.0])
     times, shares = attention.best(caps)
-    assert shares.tolist() == pytest.approx([0.0, 0.1, 0.5, attention.balance[0]])
+    assert shares.tolist() == pytest.approx([0.0, 0.1, 0.5, attention.balance()[0]])
     assert times.tolist() == pytest.approx([attention.time(p) for p in shares])
 
 

@@ -133,7 +133,7 @@ def test_no_adapters_leave_all_hbm_to_kv_copies() -> None:
     empty = np.zeros(0, dtype=np.int64)
     decision = select(Problem(asked.model, empty, empty, empty, (0, 1, 2, 3), asked.attention, 1e13))
     assert decision.strategies.tolist() == []
-    assert decision.kv_share == pytest.approx(asked.attention.balance[0])
+    assert decision.kv_share == pytest.approx(asked.attention.balance()[0])
 
 
 def test_the_exhaustive_search_refuses_what_would_never_end() -> None:

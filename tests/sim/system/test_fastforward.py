@@ -40,6 +40,10 @@ def wave_of(load: Load) -> Wave:
     return Wave(now.rows, now.ranks, now.devices, load.placement.strategies)
 
 
+def base_of(setting: Setting) -> list[int]:
+    return [group.base_ps for group in setting.work.kinds[-1].groups]
+
+
 def events_ps(setting: Setting, load: Load, grown: int) -> tuple[int, int]:
     """Time of a layer's groups and of its attention, as events."""
     kind, later = setting.work.kinds[-1], load.grown(grown)
@@ -57,7 +61,7 @@ def events_ps(setting: Setting, load: Load, grown: int) -> tuple[int, int]:
 def check(setting: Setting, load: Load, steps: int) -> None:
     kind = setting.work.kinds[-1]
     fast = FastPhases(setting.spec, setting.machine, kind)
-    groups = fast.groups_ps(kind, setting.work, len(load.batch), wave_of(load))
+    groups = fast.groups_ps(base_of(setting), 2 * len(load.batch) * setting.work.hidden_size, wave_of(load))
     attention = fast.attention_ps(setting.work, load.batch.contexts, load.placement.near_tokens, steps)
     assert attention.shape == (steps,)
     for k in range(steps):
@@ -110,7 +114,7 @@ def test_a_step_is_the_sum_of_its_phases() -> None:
     model = StepModel(setting, split(setting, load.batch, load.placement, ranks, 1), "dependency")
     kind = setting.work.kinds[0]
     fast = FastPhases(setting.spec, setting.machine, kind)
-    groups = fast.groups_ps(kind, setting.work, 9, wave_of(load))
+    groups = fast.groups_ps(base_of(setting), 2 * 9 * setting.work.hidden_size, wave_of(load))
     attention = fast.attention_ps(setting.work, load.batch.contexts, load.placement.near_tokens, 5)
     for k in range(5):
         assert model.step(k).time_ps == 32 * (groups + int(attention[k])) + setting.work.head_ps

@@ -17,7 +17,7 @@ from plora.sim.system.tasks import Load, tiles
 from plora.sim.system.work import Batch, Placement, serving
 
 D, ROWS, RANK = 4096, 3, 16
-QKV = Group("attention_in", D, (D, 1024, 1024), weight_bytes=1, base_ps=1)
+QKV = Group("attention_in", D, (D, 1024, 1024), weight_bytes=1, flops_per_token=1.0, base_ps=1)
 A_BYTES, B_BYTES = 2 * RANK * 3 * D, 2 * RANK * (D + 2048)
 
 
