@@ -166,23 +166,33 @@ def _counters(port: DevicePort) -> dict[str, int]:
     return values
 
 
-SETTLE_CYCLES = 2000
-"""From the enabling of the queues to the start of the run: the first looks at empty slots have come back."""
-
-
-def run_stream(stream: Stream, device: SimulatedDevice, *, timeout_cycles: int = 10_000_000) -> StreamRun:
+def run_stream(
+    stream: Stream,
+    device: SimulatedDevice,
+    *,
+    load: bool = True,
+    settle_cycles: int = 2000,
+    timeout_cycles: int = 10_000_000,
+) -> StreamRun:
     """Run ``stream`` on ``device`` (fresh from reset) and time every completion.
 
     The host publishes a descriptor at its arrival cycle, by the back door, and rings the doorbell of its queue:
     once for all that arrive together. It takes no completions before the end; rings have room for all.
 
+    Parameters:
+        load: put operands into memory first; without, they are zeros, and take the same time.
+        settle_cycles: from the enabling of the queues to the start of the run. Long enough, and the first
+            looks at the empty slots have come back.
+        timeout_cycles: longest run.
+
     Raises:
         UserError: see `check_runnable`; or the device did not complete everything in time.
     """
     check_runnable(stream, device.memory.size)
-    load_operands(stream, device.poke)
+    if load:
+        load_operands(stream, device.poke)
     _enable(device, stream)
-    device.wait(SETTLE_CYCLES)
+    device.wait(settle_cycles)
     valid = valid_word(FIRST_PASS).to_bytes(4, "little")
 
     order = sorted(range(len(stream.entries)), key=lambda index: stream.entries[index].arrival_cycle)

@@ -122,7 +122,9 @@ def predict_stream(stream: Stream, timing: MemoryTiming) -> list[Predicted]:
     kernel.advance(NEVER)
     done = kernel.completions()
     done = done[np.argsort(done["tag"])]
-    cycles = np.where(np.isfinite(done["first_beat"]), done["last_beat"] - done["first_beat"] + 1, 0)
+    ran = np.isfinite(done["first_beat"])
+    cycles = np.zeros(len(done))
+    cycles[ran] = done["last_beat"][ran] - done["first_beat"][ran] + 1
     return [
         Predicted(entry, status, fetched - _START, beats, completed - _START)
         for entry, status, fetched, beats, completed in zip(

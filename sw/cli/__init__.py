@@ -18,6 +18,8 @@ VERBS = {
     "run": "plora.sw.cli.run",
     "lora": "plora.sw.cli.lora",
     "rtl": "plora.sw.cli.rtl",
+    "predict": "plora.sw.cli.predict",
+    "calibrate": "plora.sw.cli.calibrate",
     "defs": "plora.sw.cli.defs",
     "synth": "plora.sw.cli.synth",
     "doctor": "plora.sw.cli.doctor",

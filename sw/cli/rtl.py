@@ -7,9 +7,10 @@ import hashlib
 import time
 
 from plora.hw.defs.config import PRESETS, NdpConfig, preset
+from plora.sw.cli import rtl_exec
 from plora.sw.cli.command import CommandParser, Result, say
 
-SUMMARY = "emit the device's Verilog, or build its simulation"
+SUMMARY = "emit the device's Verilog, build its simulation, or run descriptors on it"
 
 
 def configure(parser: CommandParser) -> None:
@@ -18,10 +19,12 @@ def configure(parser: CommandParser) -> None:
         {
             "emit": "write the Verilog of a preset, the same bytes every time (--out DIR gets ndp_device.v)",
             "build": "compile the simulation of a preset with Verilator, unless that was done before",
+            "exec": rtl_exec.SUMMARY,
         }
     )
-    for action in actions.values():
-        action.add_argument("--preset", default="small", help=f"{', '.join(PRESETS)} (default: small)")
+    rtl_exec.configure(actions["exec"])
+    for name in ("emit", "build"):
+        actions[name].add_argument("--preset", default="small", help=f"{', '.join(PRESETS)} (default: small)")
     actions["build"].add_argument(
         "--trace", choices=("vcd", "fst"), default=None, help="compile waves in (default: none)"
     )
@@ -29,6 +32,8 @@ def configure(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Run the nested verb."""
+    if args.action == "exec":
+        return rtl_exec.run(args)
     config = preset(args.preset)
     return _emit(config) if args.action == "emit" else _build(config, args.trace)
 
