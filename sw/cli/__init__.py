@@ -16,6 +16,7 @@ from plora.sw.version import plora_version
 
 VERBS = {
     "run": "plora.sw.cli.run",
+    "serve": "plora.sw.cli.serve",
     "lora": "plora.sw.cli.lora",
     "rtl": "plora.sw.cli.rtl",
     "predict": "plora.sw.cli.predict",

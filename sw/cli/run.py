@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plora.sw.cli.command import CommandParser, Result, as_json, say
-
-if TYPE_CHECKING:
-    from plora.sim.system.config import RunOptions
+from plora.sw.cli.run_flags import add_system_flags, options_of
 
 SUMMARY = "decode steps of a batch on PLoRA and its baselines: time per token, throughput, bottleneck"
 
@@ -41,8 +38,6 @@ def configure(parser: CommandParser) -> None:
     """Add the flags of ``plora run``."""
     parser.epilog = _EPILOG
     add = parser.add_argument
-    add("--model", metavar="NAME|PATH", help="model by name, or a config.json or a folder that holds one")
-    add("--workload", metavar="NAME|FILE", help="workload by name, a workload .toml, or a trace (.csv, .jsonl)")
     add(
         "--system",
         nargs="+",
@@ -51,7 +46,6 @@ def configure(parser: CommandParser) -> None:
         help="systems by name or .toml file, or `all` (default: PLoRA and its baselines)",
     )
     add("--batch-size", type=int, metavar="N", help="requests that decode together (default: the workload's)")
-    add("--num-adapters", type=int, metavar="N", help="adapters in the pool (default: the workload's)")
     add("--context-tokens", type=int, metavar="N", help="context of every request in the middle of the run")
     add("--steps", type=int, metavar="N", help="decode steps, each one token longer (default: 16)")
     add(
@@ -59,82 +53,10 @@ def configure(parser: CommandParser) -> None:
         choices=("dependency", "overlap", "additive"),
         help="dependency: event-driven (default); overlap: the slowest resource; additive: base + adapters + attention",
     )
-    add(
-        "--preset",
-        choices=("paper", "priced"),
-        help="overheads: those the paper charges, or all (default: priced with dependency, paper with the others)",
-    )
-    add("--gpu", metavar="NAME", help="GPU (default: h100-sxm)")
-    add("--device", metavar="NAME", help="memory device (default: plora)")
-    add("--num-devices", type=int, metavar="N", help="memory devices (default: 4)")
-    add("--link", metavar="NAME", help="link to the devices (default: cxl3.1-x16)")
-    add("--link-gb-per-s", type=float, metavar="X", help="rate of that link per direction")
-    add("--link-latency-ns", type=float, metavar="X", help="one-way latency of that link")
-    add(
-        "--link-sharing",
-        choices=("one-port", "per-device"),
-        help="all devices behind one port of the GPU (default), or a port each",
-    )
-    add("--kv-cache-dtype", choices=("fp16", "bf16", "int8", "int4"), help="type of the KV cache (default: fp16)")
     add("--sub-batches", type=int, metavar="N", help="parts of the batch that overlap (dependency; default: 1)")
-    add("--lora-scope", choices=("all", "attention"), help="matrices that adapters touch (default: all)")
-    add("--adapter-shape", choices=("true", "square"), help="square counts every matrix hidden x hidden, as the paper")
-    add("--experts", choices=("expected", "active"), help="experts a batch reads: those it touches, or one token's")
-    add("--seed", type=int, metavar="N", help="seed of ranks, adapters and lengths (default: 0)")
-    add("--config", type=Path, metavar="FILE", help="TOML file with any of these and single numbers of hardware")
+    add_system_flags(parser)
     add("--trace-layers", type=int, default=4, metavar="N", help="layers in the timeline of --out; 0: all (default: 4)")
     add("--list", action="store_true", dest="list_names", help="list models, workloads, systems, GPUs, links, devices")
-
-
-_DIRECT = (
-    "model",
-    "workload",
-    "systems",
-    "batch_size",
-    "num_adapters",
-    "context_tokens",
-    "steps",
-    "composition",
-    "preset",
-    "gpu",
-    "device",
-    "num_devices",
-    "link",
-    "link_sharing",
-    "kv_cache_dtype",
-    "sub_batches",
-    "lora_scope",
-    "adapter_shape",
-    "experts",
-    "seed",
-)
-
-
-def options_of(args: argparse.Namespace) -> RunOptions:
-    """Return the options that flags and configuration file give; flags win.
-
-    Raises:
-        UserError: an unknown key, a wrong type, an unreadable file.
-    """
-    import msgspec
-
-    from plora.sim.datafile import convert
-    from plora.sim.system.config import RunOptions, read_options
-    from plora.sim.system.spec import bundled_systems
-
-    options = RunOptions(systems=DEFAULT_SYSTEMS)
-    if args.config is not None:
-        options = read_options(args.config, options)
-    flags = {name: getattr(args, name) for name in _DIRECT if getattr(args, name) is not None}
-    if flags.get("systems") == ["all"]:
-        flags["systems"] = list(bundled_systems())
-    if "systems" in flags:
-        flags["systems"] = list(dict.fromkeys(flags["systems"]))
-    numbers = dict(options.link_numbers)
-    for flag, key in (("link_gb_per_s", "gb_per_s"), ("link_latency_ns", "one_way_latency_ns")):
-        if getattr(args, flag) is not None:
-            numbers[key] = getattr(args, flag)
-    return convert({**msgspec.to_builtins(options), **flags, "link_numbers": numbers}, RunOptions, "flags")
 
 
 def _names() -> Result:
@@ -197,14 +119,14 @@ def run(args: argparse.Namespace) -> Result:
     if args.list_names:
         return _names()
     from plora.hw.defs.errors import UserError
-    from plora.sim.system.config import resolve
+    from plora.sim.system.config import RunOptions, resolve
     from plora.sim.system.decode import decode_run
     from plora.sim.system.report import config_of, steps_csv, system_result
     from plora.sim.system.timeline import step_trace
 
     if args.trace_layers < 0:
         raise UserError(f"--trace-layers is {args.trace_layers}; give 0 (all) or more")
-    resolved = resolve(options_of(args))
+    resolved = resolve(options_of(args, RunOptions(systems=DEFAULT_SYSTEMS)))
     runs = []
     refused: dict[str, str] = {}
     for spec in resolved.systems:

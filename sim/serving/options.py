@@ -1,0 +1,68 @@
+"""The choices of a serving run beside those of the system."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from plora.hw.defs.errors import UserError
+
+
+class ServeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How requests come and how they are batched; names are those of vLLM where it has them.
+
+    Attributes:
+        num_requests: requests of a named workload; of a trace, its first ones (None: 512, or the whole trace).
+        request_rate: arrivals per second of a named workload; infinite sends all at once.
+        cv: coefficient of variation of the intervals.
+        input_tokens, output_tokens: mean lengths instead of the workload's.
+        max_num_seqs: requests that run together.
+        max_num_batched_tokens: tokens of a step, prompts included.
+        enable_chunked_prefill: prompts share steps with decoding requests, in pieces if need be;
+            otherwise a step is either prompts or decoding, prompts first.
+        block_size: tokens of a KV block.
+        slo_ttft_ms, slo_tpot_ms: a request counts as good if it keeps both.
+        max_steps_at_once: steps that are advanced together at most; results do not depend on it.
+    """
+
+    num_requests: int | None = None
+    request_rate: float = math.inf
+    cv: float = 1.0
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    enable_chunked_prefill: bool = True
+    block_size: int = 16
+    slo_ttft_ms: float = 2000.0
+    slo_tpot_ms: float = 100.0
+    max_steps_at_once: int = 256
+
+
+def check_options(options: ServeOptions) -> ServeOptions:
+    """Return `options` if every number is in range; raises `UserError` otherwise."""
+    whole = {
+        "num_requests": (options.num_requests, 1),
+        "input_tokens": (options.input_tokens, 1),
+        "output_tokens": (options.output_tokens, 1),
+        "max_num_seqs": (options.max_num_seqs, 1),
+        "max_num_batched_tokens": (options.max_num_batched_tokens, 1),
+        "block_size": (options.block_size, 1),
+        "max_steps_at_once": (options.max_steps_at_once, 1),
+    }
+    for name, (value, least) in whole.items():
+        if value is not None and not least <= value <= 1 << 24:
+            raise UserError(f"{name} is {value}; give {least} to {1 << 24}")
+    if not options.request_rate > 0:
+        raise UserError(f"request_rate is {options.request_rate:g} per second; give a number above 0, or inf")
+    for name in ("cv", "slo_ttft_ms", "slo_tpot_ms"):
+        value = getattr(options, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise UserError(f"{name} is {value:g}; give a finite number of at least 0")
+    if options.enable_chunked_prefill and options.max_num_batched_tokens <= options.max_num_seqs:
+        raise UserError(
+            f"max_num_batched_tokens {options.max_num_batched_tokens} leaves no room for prompts beside "
+            f"{options.max_num_seqs} decoding requests; raise it or lower max_num_seqs"
+        )
+    return options

@@ -1,0 +1,153 @@
+"""The time of one step of a serving system: decoding requests, prompts, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plora.hw.defs.errors import UserError
+from plora.sim.hardware import kernels
+from plora.sim.system.clock import PS_PER_NS, duration_ps
+from plora.sim.system.config import Resolved
+from plora.sim.system.decode import machine_of
+from plora.sim.system.fastforward import FastPhases, Wave, can_fast_forward
+from plora.sim.system.layers import LayerKind, base_times, model_work
+from plora.sim.system.spec import SystemSpec
+from plora.sim.system.tasks import Setting
+from plora.sim.system.work import IntArray
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Part of a prompt that is computed in one step.
+
+    Attributes:
+        new, past: tokens computed now, and before.
+        last: whether it ends the prompt, and so yields the first token.
+        rank: rank of its adapter, 0 without one.
+        cached: whether both matrices of the adapter are in HBM.
+    """
+
+    new: int
+    past: int
+    last: bool
+    rank: int
+    cached: bool
+
+
+class StepTimer:
+    """Times steps of `spec`; what repeats is remembered."""
+
+    def __init__(self, resolved: Resolved, spec: SystemSpec) -> None:
+        """Resolve the hardware.
+
+        Raises:
+            UserError: a system whose steps have no closed form.
+        """
+        self._resolved, self.spec = resolved, spec
+        self.machine = machine_of(resolved, spec)
+        if not can_fast_forward(spec, self.machine):
+            raise UserError(f"system {spec.name}: launches over a half-duplex link are not covered by serving runs")
+        self.work = model_work(resolved.model, 1, self.machine.times, resolved.work)
+        self._bases: dict[int, list[list[int]]] = {}
+        self._heads: dict[int, int] = {}
+        self._phases = [FastPhases(spec, self.machine, kind) for kind in self.work.kinds]
+        self._groups_of: tuple[int, Wave | None] = (-1, None)
+        self._groups_ps: list[int] = []
+
+    def setting(self, tokens: int) -> Setting:
+        """Return the setting of a step of `tokens` tokens."""
+        work = model_work(self._resolved.model, tokens, self.machine.times, self._resolved.work)
+        return Setting(self.spec, self.machine, work)
+
+    def _base_ps(self, tokens: int) -> list[list[int]]:
+        found = self._bases.get(tokens)
+        if found is None:
+            resolved = self._resolved
+            found = base_times(self.work, resolved.model, tokens, self.machine.times, resolved.work)
+            self._bases[tokens] = found
+        return found
+
+    def _head_ps(self, outputs: int) -> int:
+        found = self._heads.get(outputs)
+        if found is None:
+            work = self.work
+            found = self.machine.times.base_ps("head", outputs, work.head_bytes, work.head_flops_per_token * outputs)
+            self._heads[outputs] = found
+        return found
+
+    def decode_ps(self, contexts: IntArray, near: IntArray, wave: Wave, steps: int) -> IntArray:
+        """Return the length (steps,) of steps of decoding requests whose contexts grow by a token each."""
+        rows, work = len(contexts), self.work
+        if self._groups_of[0] != rows or self._groups_of[1] is not wave:
+            message = 2 * rows * work.hidden_size
+            bases = zip(self._phases, self._base_ps(rows), strict=True)
+            self._groups_ps = [fast.groups_ps(base, message, wave) for fast, base in bases]
+            self._groups_of = rows, wave
+        total = np.full(steps, self._head_ps(rows), dtype=np.int64)
+        for fast, kind, groups in zip(self._phases, work.kinds, self._groups_ps, strict=True):
+            total += kind.count * (groups + fast.attention_ps(work, contexts, near, steps))
+        return total
+
+    def mixed_ps(self, contexts: IntArray, near: IntArray, wave: Wave, chunks: Sequence[Chunk]) -> int:
+        """Return the length of a step of decoding requests and prompt chunks.
+
+        Prompts use the GPU: base matrices for all tokens together, their adapters' products (A and B
+        from HBM, or streamed over the link while the step runs), causal attention. Their keys and
+        values go to far memory while the step runs, too; a step lasts at least as long as either stream.
+        """
+        machine, spec = self.machine, self.spec
+        tokens = len(contexts) + sum(chunk.new for chunk in chunks)
+        outputs = len(contexts) + sum(1 for chunk in chunks if chunk.last)
+        work = self.work
+        total = self._head_ps(outputs) if outputs else 0
+        attention = sum(self._prompt_attention_ps(chunk) for chunk in chunks)
+        message = 2 * tokens * work.hidden_size
+        for fast, kind, base in zip(self._phases, work.kinds, self._base_ps(tokens), strict=True):
+            extra = self._prompt_adapters_ps(kind, chunks)
+            layer = fast.groups_ps(base, message, wave, extra)
+            total += kind.count * (layer + int(fast.attention_ps(work, contexts, near, 1, attention)[0]))
+        if not machine.has_far:
+            return total
+        width = sum(kind.count * (g.a_columns + g.b_columns) for kind in work.kinds for g in kind.lora_groups)
+        streamed = 2 * width * sum(chunk.rank for chunk in chunks if not chunk.cached)
+        ports = len(set(machine.up))
+        up = duration_ps(float(machine.wire.read(streamed)[1]), machine.link_byte_ps) if streamed else 0
+        down = 0
+        if spec.kv.home == "far":
+            stored = sum(chunk.new for chunk in chunks) * work.kv_token_bytes * work.layers
+            down = duration_ps(float(machine.wire.write(stored)[0]), machine.link_byte_ps) // ports
+        if spec.launch.blocking:
+            matrices = sum(kind.count * len(g.output_dims) for kind in work.kinds for g in kind.lora_groups)
+            launched = sum(1 for chunk in chunks if chunk.rank)
+            total += round(spec.launch.count * machine.launch_ps) * matrices * launched
+        return max(total, up, down)
+
+    def _prompt_adapters_ps(self, kind: LayerKind, chunks: Sequence[Chunk]) -> list[int]:
+        """GPU time of the prompts' adapters in every group that adapters touch; empty if there are none."""
+        cached = 2 * sum(chunk.rank for chunk in chunks if chunk.cached)
+        work = 2 * sum(chunk.new * chunk.rank for chunk in chunks)
+        if not work:
+            return []
+        widths = (g.a_columns + g.b_columns for g in kind.lora_groups)
+        return [self.machine.times.lora_ps(cached * width, work * width, 1.0) for width in widths]
+
+    def _prompt_attention_ps(self, chunk: Chunk) -> int:
+        times, model = self.machine.times, self._resolved.model
+        ns = kernels.prefill_attention_ns(
+            times.gpu,
+            chunk.new,
+            chunk.past,
+            query_heads=model.num_attention_heads // times.gpus,
+            kv_heads=max(1, model.num_key_value_heads // times.gpus),
+            head_dim=model.head_dim,
+            mode=times.mode,
+        )
+        return round(ns * PS_PER_NS)
+
+    def load_ps(self, size: float) -> int:
+        """Return the time in which `size` bytes come over the link into HBM."""
+        machine = self.machine
+        return duration_ps(float(machine.wire.read(size)[1]), machine.link_byte_ps) if size and machine.has_far else 0

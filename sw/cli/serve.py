@@ -1,0 +1,194 @@
+"""``plora serve``: requests that arrive over time, served with continuous batching by one system or many."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from plora.sw.cli.command import CommandParser, Result, as_json, say
+from plora.sw.cli.run_flags import add_system_flags, options_of
+
+SUMMARY = "serve requests over time: TTFT, TPOT, ITL, throughput and goodput under continuous batching"
+
+DEFAULT_REQUESTS = 512
+
+_EPILOG = """\
+Without flags: 512 requests of the uniform workload, all at once, on PLoRA. A trace brings its own arrivals.
+docs/serving.md explains the scheduler and every metric.
+
+  plora serve --workload skewed --num-requests 1000 --request-rate 20 --system plora s-lora
+  plora serve --workload trace.csv --num-adapters 200 --model llama3-8b --json
+"""
+
+_SERVING = (
+    "num_requests",
+    "request_rate",
+    "cv",
+    "input_tokens",
+    "output_tokens",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_chunked_prefill",
+    "block_size",
+    "slo_ttft_ms",
+    "slo_tpot_ms",
+)
+
+
+def configure(parser: CommandParser) -> None:
+    """Add the flags of ``plora serve``."""
+    parser.epilog = _EPILOG
+    add = parser.add_argument
+    add(
+        "--system",
+        nargs="+",
+        metavar="NAME|FILE",
+        dest="systems",
+        help="systems by name or .toml file (default: plora)",
+    )
+    add("--num-requests", type=int, metavar="N", help="requests (default: 512, or the whole trace)")
+    add(
+        "--request-rate",
+        type=float,
+        metavar="X",
+        help="arrivals per second of a named workload (default: inf, all at once)",
+    )
+    add("--cv", type=float, metavar="X", help="coefficient of variation of their intervals (default: 1, Poisson)")
+    add("--input-tokens", type=int, metavar="N", help="mean prompt instead of the workload's")
+    add("--output-tokens", type=int, metavar="N", help="mean output instead of the workload's")
+    add("--max-num-seqs", type=int, metavar="N", help="requests that run together (default: 256)")
+    add("--max-num-batched-tokens", type=int, metavar="N", help="tokens of a step, prompts included (default: 8192)")
+    add(
+        "--no-enable-chunked-prefill",
+        action="store_const",
+        const=False,
+        dest="enable_chunked_prefill",
+        help="steps are prompts or decoding, prompts first",
+    )
+    add("--block-size", type=int, metavar="N", help="tokens of a KV block (default: 16)")
+    add("--slo-ttft-ms", type=float, metavar="X", help="goodput: TTFT at most (default: 2000)")
+    add("--slo-tpot-ms", type=float, metavar="X", help="goodput: TPOT at most (default: 100)")
+    add_system_flags(parser)
+
+
+def _serving_options(args: argparse.Namespace) -> Any:
+    from plora.sim.serving.options import ServeOptions, check_options
+
+    flags = {name: getattr(args, name) for name in _SERVING if getattr(args, name) is not None}
+    return check_options(ServeOptions(**flags))
+
+
+def _requests(resolved: Any, options: Any) -> Any:
+    """Return the requests to serve.
+
+    Raises:
+        UserError: arrival flags that a trace does not take.
+    """
+    from dataclasses import replace
+
+    from plora.hw.defs.errors import UserError
+
+    source, seed = resolved.source, resolved.options.seed
+    if source.trace is not None:
+        given = [
+            n
+            for n in ("request_rate", "input_tokens", "output_tokens")
+            if getattr(options, n) not in (None, float("inf"))
+        ]
+        if given:
+            raise UserError(f"a trace has arrivals and lengths of its own; leave --{given[0].replace('_', '-')} out")
+        count = options.num_requests if options.num_requests is not None else len(source.trace)
+        return source.requests(count, seed)
+    workload = source.workload
+    if options.input_tokens is not None:
+        workload = replace(workload, input_tokens=float(options.input_tokens))
+    if options.output_tokens is not None:
+        workload = replace(workload, output_tokens=float(options.output_tokens))
+    count = options.num_requests if options.num_requests is not None else DEFAULT_REQUESTS
+    return workload.requests(count, options.request_rate, cv=options.cv, seed=seed)
+
+
+def _table(results: list[dict[str, Any]], config: dict[str, Any], requests: Any) -> str:
+    rate = config["serving"]["request_rate"]
+    head = (
+        f"{config['model']}, {config['workload']}: {len(requests)} requests, {requests.total_tokens} tokens, "
+        f"{config['num_adapters']} adapters, "
+        + (
+            f"{rate} requests/s"
+            if rate is not None
+            else "arrivals of the trace"
+            if config["is_trace"]
+            else "all at once"
+        )
+    )
+    columns = (
+        f"{'system':<18}{'TTFT ms':>12}{'p99':>11}{'TPOT ms':>10}{'p99':>9}{'ITL p99':>9}{'E2E s':>9}"
+        f"{'tokens/s':>10}{'good/s':>8}{'preempted':>11}"
+    )
+    rows = [
+        f"{r['title']:<18}{r['ttft_ms']['mean']:12.1f}{r['ttft_ms']['p99']:11.1f}{r['tpot_ms']['mean']:10.2f}"
+        f"{r['tpot_ms']['p99']:9.2f}{r['itl_ms']['p99']:9.2f}{r['e2e_ms']['mean'] / 1e3:9.2f}"
+        f"{r['throughput_tokens_per_s']:10.0f}{r['goodput_requests_per_s']:8.2f}{r['preemptions']:11d}"
+        for r in results
+    ]
+    return "\n".join([head, "", columns, *rows])
+
+
+def run(args: argparse.Namespace) -> Result:
+    """Serve the workload on every system that was asked for.
+
+    Raises:
+        UserError: a flag, file or combination that the user can mend.
+    """
+    import math
+
+    import msgspec
+
+    from plora.hw.defs.errors import UserError
+    from plora.sim.serving.metrics import requests_csv, samples_csv, summary
+    from plora.sim.serving.simulate import Simulation
+    from plora.sim.serving.timeline import run_trace
+    from plora.sim.system.config import RunOptions, resolve
+    from plora.sim.system.report import config_of
+
+    options = _serving_options(args)
+    resolved = resolve(options_of(args, RunOptions(systems=("plora",))))
+    if resolved.options.composition != "dependency" or resolved.options.sub_batches != 1:
+        raise UserError("serving runs know composition dependency and one sub-batch; leave the others to `plora run`")
+    requests = _requests(resolved, options)
+    config = config_of(resolved)
+    for name in ("batch_size", "context_tokens", "steps", "sub_batches"):
+        del config[name]
+    config["serving"] = msgspec.to_builtins(options) | {
+        "request_rate": None if math.isinf(options.request_rate) else options.request_rate
+    }
+    config["is_trace"] = resolved.source.trace is not None
+    config["workload_origin"] = dict(requests.metadata)
+    results: list[dict[str, Any]] = []
+    refused: dict[str, str] = {}
+    files: dict[str, str | bytes] = {}
+    for spec in resolved.systems:
+        try:
+            outcome = Simulation(resolved, spec, options, requests).run()
+        except UserError as error:
+            if len(resolved.systems) == 1:
+                raise
+            refused[spec.name] = str(error)
+            say(f"left out: {error}")
+            continue
+        results.append({"system": spec.name, "title": spec.title, **summary(requests, outcome, options)})
+        if getattr(args, "out", None) is not None:
+            files[f"requests-{spec.name}.csv"] = requests_csv(requests, outcome)
+            files[f"samples-{spec.name}.csv"] = samples_csv(outcome)
+            files[f"trace-{spec.name}.json"] = run_trace(spec.title, requests, outcome)
+    if not results:
+        raise UserError(f"no system can serve this: {next(iter(refused.values()))}")
+    common = {"config": config, "seed": resolved.options.seed, "preset": resolved.preset}
+    data: dict[str, Any] = {**results[0], **common} if len(resolved.systems) == 1 else {"systems": results, **common}
+    if refused:
+        data["left_out"] = refused
+    if files:
+        files["config.json"] = json.dumps(as_json(config), indent=2) + "\n"
+        files["summary.json"] = json.dumps(as_json(data), indent=2) + "\n"
+    return Result(data=data, text=_table(results, config, requests), files=files)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plora.sw.cli import main
+
+LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queueing_ms")
+
+
+def object_of(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert main(["serve", *flags, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_one_system_gives_every_metric_with_percentiles(capsys: pytest.CaptureFixture[str]) -> None:
+    found = object_of(capsys, "--num-requests", "40", "--request-rate", "20")
+    for name in LATENCIES:
+        assert {"mean", "p50", "p90", "p95", "p99"} == set(found[name])
+    assert found["completed_requests"] == found["requests"] == 40
+    assert found["config"]["serving"]["request_rate"] == 20
+    assert found["config"]["preset"] == "priced"
+    assert "law: uniform" in found["config"]["workload_origin"]["adapters"]
+    assert found["throughput_tokens_per_s"] > 0
+
+
+def test_several_systems_give_a_list_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    flags = ["serve", "--num-requests", "20", "--system", "plora", "s-lora", "--out", str(out), "--json"]
+    assert main(flags) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["system"] for one in found["systems"]] == ["plora", "s-lora"]
+    assert json.loads((out / "summary.json").read_text())["systems"] == found["systems"]
+    assert (out / "requests-plora.csv").read_text().count("\n") == 21
+    assert (out / "samples-s-lora.csv").read_text().startswith("time_s,running,waiting,kv_blocks\n")
+    events = json.loads((out / "trace-plora.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert sum(event["name"] == "decode" for event in spans) == 20
+    lanes: dict[int, float] = {}
+    for event in sorted(spans, key=lambda e: e["ts"]):
+        assert event["ts"] >= lanes.get(event["tid"], 0.0) - 1e-6, "two requests in one seat"
+        lanes[event["tid"]] = event["ts"] + event["dur"]
+
+
+def test_a_trace_brings_arrivals_and_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.csv"
+    rows = "".join(f"{n * 0.5},{100 + n},10\n" for n in range(12))
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows)
+    found = object_of(capsys, "--workload", str(path), "--num-adapters", "7", "--model", "llama3-8b")
+    assert found["requests"] == 12
+    assert found["computed_prompt_tokens"] == sum(100 + n for n in range(12))
+    assert "uniform over 7 adapters" in found["config"]["workload_origin"]["adapters"]
+    assert main(["serve", "--workload", str(path), "--request-rate", "3"]) == 2
+    assert "leave --request-rate out" in capsys.readouterr().err
+
+
+def test_the_same_flags_give_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for _ in range(2):
+        assert main(["serve", "--num-requests", "30", "--workload", "lmsys", "--json"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
+def test_prompts_may_have_steps_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--num-requests", "30", "--request-rate", "30")
+    mixed = object_of(capsys, *flags)
+    apart = object_of(capsys, *flags, "--no-enable-chunked-prefill")
+    assert mixed["config"]["serving"]["enable_chunked_prefill"] is True
+    assert apart["config"]["serving"]["enable_chunked_prefill"] is False
+    assert mixed["ttft_ms"] != apart["ttft_ms"]
+
+
+def test_without_flags_a_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--num-requests", "25"]) == 0
+    out = capsys.readouterr().out
+    assert "PLoRA (NSD)" in out
+    assert "TTFT ms" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num-requests", "0"], "num_requests is 0"),
+        (["--request-rate", "-1"], "request_rate is -1"),
+        (["--max-num-seqs", "9000"], "leaves no room for prompts"),
+        (["--system", "warp"], "unknown system 'warp'"),
+        (["--workload", "nowhere.csv"], "nowhere.csv"),
+        (["--input-tokens", "9000000", "--num-requests", "2"], "needs"),
+        (["--model", "llama3.1-405b"], "the adapters take"),
+        (["--block-size", "x"], "invalid int value"),
+    ],
+)
+def test_bad_input_is_one_clear_line(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    assert main(["serve", *flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    last = captured.err.strip().splitlines()[-1]
+    assert last.startswith("plora: error: ")
+    assert message in last
+
+
+def test_compositions_without_order_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('composition = "overlap"\n')
+    assert main(["serve", "--config", str(path)]) == 2
+    assert "composition dependency" in capsys.readouterr().err
