@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from plora.hw.build.verilog import TOP, device_verilog
@@ -16,10 +16,13 @@ from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.errors import UserError
 from plora.synth.hierarchy import SRAM_MODULE, Block, cut_into_blocks
 from plora.synth.liberty import Cell, TimingArc
-from plora.synth.mapping import RECIPES, Recipe, Target, map_module
+from plora.synth.mapping import AUTO, Recipe, Target, map_module, recipes
 from plora.synth.netlist import Netlist
 from plora.synth.sram import SETUP_NS, SramMacro
 from plora.synth.timing import PathClass, TimingAnalysis, TimingPath, bit_pins, block_cell, constant
+
+CLOSE_ENOUGH = 0.03
+"""A block that misses the clock by this much is not mapped again: other recipes cost more area than that."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class BlockResult:
         cells: library cells in one, by name.
         srams: memories in one.
         paths: longest paths, blocks below included.
+        recipe: what it was mapped by.
     """
 
     name: str
@@ -45,6 +49,7 @@ class BlockResult:
     cells: Counter[str]
     srams: Counter[SramMacro]
     paths: dict[PathClass, TimingPath]
+    recipe: str
 
     @property
     def total_ge(self) -> float:
@@ -123,7 +128,7 @@ class Flow:
 
     Args:
         target: library to map to.
-        recipe: how.
+        recipes: how; the first that meets the clock is taken, or else the least product of area and time.
         period_ps: clock period that logic is sized for.
         wire_ff: wire load per pin in timing.
         tell: called with a line of text when a block begins.
@@ -132,14 +137,14 @@ class Flow:
     def __init__(
         self,
         target: Target,
-        recipe: Recipe,
+        recipes: Sequence[Recipe],
         *,
         period_ps: float,
         wire_ff: float = 0.0,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.target = target
-        self.recipe = recipe
+        self.recipes = recipes
         self.period_ps = period_ps
         self.wire_ff = wire_ff
         self.tell = tell
@@ -152,7 +157,38 @@ class Flow:
 
     def _block(self, block: Block) -> BlockResult:
         self.tell(f"{block.name} x {block.count}")
-        netlist = map_module(block.verilog, block.module, self.target, self.recipe, self.period_ps)
+        best: tuple[float, Recipe, TimingAnalysis, Counter[SramMacro]] | None = None
+        for recipe in self.recipes:
+            netlist, srams = self._with_srams(
+                map_module(block.verilog, block.module, self.target, recipe, self.period_ps)
+            )
+            analysis = TimingAnalysis(netlist, self._cells, self.target.library, self.wire_ff)
+            stretch = self._stretch(analysis)
+            cost = netlist.area_ge(self.target.library) * max(1.0, stretch)
+            if best is None or cost < best[0]:
+                best = (cost, recipe, analysis, srams)
+            if stretch <= 1 + CLOSE_ENOUGH:
+                break
+        assert best is not None, "no recipe"
+        _, recipe, analysis, srams = best
+        netlist = analysis.netlist
+        self.netlists[block.name] = netlist
+        self._cells[block.module] = block_cell(analysis, 0.0)
+        library = self.target.library
+        return BlockResult(
+            name=block.name,
+            module=block.module,
+            count=block.count,
+            ge=netlist.area_ge(library),
+            flip_flops=netlist.flip_flops(library),
+            cells=Counter({kind: n for kind, n in netlist.counts().items() if kind in library.cells}),
+            srams=srams,
+            paths=analysis.paths(),
+            recipe=recipe.name,
+        )
+
+    def _with_srams(self, netlist: Netlist) -> tuple[Netlist, Counter[SramMacro]]:
+        """Return ``netlist`` with a kind of cell for every size of memory in it, and those memories."""
         srams = Counter[SramMacro]()
         instances = []
         pin_ff = 2 * next(iter(self.target.library.smallest_inverter().input_ff.values()))
@@ -166,20 +202,18 @@ class Flow:
                     self._cells[kind] = sram_cell(kind, dict(ports), macro, pin_ff)
                 instance = dataclasses.replace(instance, kind=kind)
             instances.append(instance)
-        netlist = dataclasses.replace(netlist, instances=instances)
-        self.netlists[block.name] = netlist
-        analysis = TimingAnalysis(netlist, self._cells, self.target.library, self.wire_ff)
-        self._cells[block.module] = block_cell(analysis, 0.0)
-        return BlockResult(
-            name=block.name,
-            module=block.module,
-            count=block.count,
-            ge=netlist.area_ge(self.target.library),
-            flip_flops=netlist.flip_flops(self.target.library),
-            cells=Counter({kind: n for kind, n in netlist.counts().items() if kind in self.target.library.cells}),
-            srams=srams,
-            paths=analysis.paths(),
-        )
+        return dataclasses.replace(netlist, instances=instances), srams
+
+    def _stretch(self, analysis: TimingAnalysis) -> float:
+        """Return the worst path over the time it may take, with a register's share at either port."""
+        register = self.target.register_ps
+        room = {
+            PathClass.REGISTER: self.period_ps,
+            PathClass.INPUT: self.period_ps - register,
+            PathClass.OUTPUT: self.period_ps - register,
+            PathClass.THROUGH: self.period_ps - 2 * register,
+        }
+        return max((path.length_ps / max(room[kind], register) for kind, path in analysis.paths().items()), default=0.0)
 
 
 def design_blocks(config: NdpConfig, *, flat: bool = False) -> list[Block]:
@@ -214,7 +248,7 @@ def synthesize(
     target: Target,
     *,
     units: Iterable[str] = (),
-    recipe: str = "fast",
+    recipe: str = AUTO,
     period_ps: float,
     flat: bool = False,
     wire_ff: float = 0.0,
@@ -226,7 +260,7 @@ def synthesize(
         config: sizes.
         target: library.
         units: names of blocks; these and what is in them. All blocks where empty.
-        recipe: a name of `plora.synth.mapping.RECIPES`.
+        recipe: a name that `plora.synth.mapping.recipes` knows.
         period_ps: clock period that logic is sized for.
         flat: map everything as one block.
         wire_ff: wire load per pin in timing.
@@ -235,10 +269,9 @@ def synthesize(
     Raises:
         UserError: a unit or recipe is not known, or a tool is missing.
     """
-    if recipe not in RECIPES:
-        raise UserError(f"unknown recipe {recipe!r}; choose one of {', '.join(RECIPES)}")
+    chosen = recipes(recipe)
     blocks = design_blocks(config, flat=flat)
     if units:
         blocks = below(blocks, units)
-    flow = Flow(target, RECIPES[recipe], period_ps=period_ps, wire_ff=wire_ff, tell=tell)
+    flow = Flow(target, chosen, period_ps=period_ps, wire_ff=wire_ff, tell=tell)
     return DesignResult(config, tuple(flow.run(blocks)))

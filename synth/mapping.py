@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plora.hw.build.cache import cached, content_key
+from plora.hw.defs.errors import UserError
 from plora.synth.liberty import Library, parse_liberty, read_liberty
 from plora.synth.library import REFERENCE_NODE, liberty_text, node
 from plora.synth.netlist import Netlist, read_netlists
@@ -14,37 +15,45 @@ from plora.synth.yosys import find_yosys
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to map: options of Yosys' ``synth`` and a script for ABC, with ``{D}`` for its delay target in ps.
-
-    Measured on the dot unit (docs/silicon.md): area-oriented structural mapping (``amap``) beats
-    delay-oriented mapping by a fifth of the area at the same speed, because it keeps the XORs and
-    complex gates of adders; scripts with ``dc2`` turn prefix adders back into ripple chains.
-    """
+    """How to map: options of Yosys' ``synth`` and a script for ABC, with ``{D}`` for its delay target in ps."""
 
     name: str
     options: str
     abc: str
 
 
-_AMAP = "strash; dch -f; amap; topo; buffer -c -N 16; upsize -D {D}; dnsize -D {D}"
+_FAST_ADDERS = "-booth -extra-map +/choices/kogge-stone.v"
+_SIZING = "topo; buffer -c -N 16; upsize -D {D}; dnsize -D {D}"
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        # Booth multipliers and Kogge-Stone adders: a few per cent more area than `dense`, a tenth faster.
-        Recipe("fast", "-booth -extra-map +/choices/kogge-stone.v", _AMAP),
-        # Booth multipliers and Brent-Kung adders: least area.
-        Recipe("dense", "-booth", _AMAP),
-        # Array multipliers and delay-oriented mapping, for comparison.
-        Recipe(
-            "delay",
-            "-extra-map +/choices/kogge-stone.v",
-            "strash; dch; map -B 0.9 -D {D}; topo; buffer -c -N 16; upsize -D {D}; dnsize -D {D}",
-        ),
+        # Structural choices, then mapping for area, which keeps the XORs and complex gates of adders:
+        # on the dot unit a fifth less area than mapping for delay, at the same speed.
+        Recipe("area", _FAST_ADDERS, f"strash; dch -f; amap; {_SIZING}"),
+        # Choices twice: sometimes finds the tree where the first recipe leaves a chain of gates.
+        Recipe("balanced", _FAST_ADDERS, f"strash; dch; dch; amap; {_SIZING}"),
+        Recipe("delay", _FAST_ADDERS, f"strash; dch; map -B 0.9 -D {{D}}; {_SIZING}"),
+        # Not in `auto`: Brent-Kung instead of Kogge-Stone adders, the least area where time does not matter.
+        Recipe("slow", "-booth", f"strash; dch -f; amap; {_SIZING}"),
     )
 }
+"""All with Booth multipliers. Scripts with ``dc2`` are not here: they turn prefix adders into ripple chains."""
 
-DEFAULT_RECIPE = "fast"
+AUTO = "auto"
+AUTO_ORDER = ("area", "balanced", "delay")
+"""What ``auto`` tries on a block, until one meets the clock (`plora.synth.flow`)."""
+
+
+def recipes(name: str) -> list[Recipe]:
+    """Return the recipes that ``name`` stands for, in the order in which they are tried.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name != AUTO and name not in RECIPES:
+        raise UserError(f"unknown recipe {name!r}; choose one of {', '.join([AUTO, *RECIPES])}")
+    return [RECIPES[entry] for entry in (AUTO_ORDER if name == AUTO else (name,))]
 
 
 @dataclass(frozen=True)

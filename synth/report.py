@@ -47,6 +47,7 @@ def block_data(block: BlockResult, target: Target, node: Node) -> dict[str, Any]
         "total_ge": round(block.total_ge, 1),
         "total_mm2": round(block.total_ge * node.um2_per_ge * 1e-6, 5),
         "flip_flops": block.flip_flops,
+        "recipe": block.recipe,
         "period_fo4": round(period_fo4, 1),
         "fmax_ghz": round(fmax_ghz(period_fo4, node), 3) if block.period_ps else None,
         "paths": {kind.value: path_data(path, fo4_ps) for kind, path in block.paths.items()},
@@ -114,7 +115,7 @@ def _fo4(block: BlockResult, kind: PathClass, fo4_ps: float) -> str:
 def design_text(result: DesignResult, target: Target, node: Node) -> str:
     """Return a whole design as text."""
     fo4_ps = target.library.fo4_ps()
-    rows = [["block", "count", "GE each", "GE", "mm2", "flip-flops", "reg-reg", "in-reg", "reg-out", "GHz"]]
+    rows = [["block", "count", "GE each", "GE", "mm2", "flip-flops", "reg-reg", "in-reg", "reg-out", "GHz", "recipe"]]
     for block in result.blocks:
         period = block.period_ps / fo4_ps
         rows.append(
@@ -127,6 +128,7 @@ def design_text(result: DesignResult, target: Target, node: Node) -> str:
                 str(block.flip_flops * block.count),
                 *(_fo4(block, kind, fo4_ps) for kind in (PathClass.REGISTER, PathClass.INPUT, PathClass.OUTPUT)),
                 f"{fmax_ghz(period, node):.2f}" if block.period_ps else "",
+                block.recipe,
             ]
         )
     lines = [

@@ -38,7 +38,11 @@ def configure(parser: CommandParser) -> None:
     parser.add_argument(
         "--against", type=Path, metavar="FILE", default=None, help="map to this library too and compare areas and paths"
     )
-    parser.add_argument("--recipe", default="fast", help="mapping recipe: fast, dense or delay (default: fast)")
+    parser.add_argument(
+        "--recipe",
+        default="auto",
+        help="mapping: area, balanced, delay, slow, or auto: the first of the first three that meets the clock",
+    )
     parser.add_argument(
         "--clock-mhz", type=float, default=1000.0, help="clock that logic is sized for, at the node (default: 1000)"
     )
@@ -60,8 +64,8 @@ def run(args: argparse.Namespace) -> Result:
     if not 1.0 <= args.clock_mhz <= 100_000.0:
         raise UserError(f"--clock-mhz {args.clock_mhz}: choose 1 ... 100000")
     against_baseline = args.check or args.update_baseline
-    if against_baseline and (args.liberty or args.flat or args.recipe != "fast" or args.clock_mhz != 1000.0):
-        raise UserError("the baseline is of the shipped library, recipe fast, 1000 MHz, block by block")
+    if against_baseline and (args.liberty or args.flat or args.recipe != "auto" or args.clock_mhz != 1000.0):
+        raise UserError("the baseline is of the shipped library, recipe auto, 1000 MHz, block by block")
     if args.update_baseline and args.unit:
         raise UserError("--update-baseline needs the whole device: leave out --unit")
     config, at = preset(args.preset), node(args.node)
