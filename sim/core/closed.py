@@ -1,0 +1,168 @@
+"""Times of descriptors in closed form: alone in an idle core, and what each adds to a long stream.
+
+Whole arrays of descriptors at once, for millions of them. `plora.sim.device.kernel` follows every burst
+instead and is what the RTL is compared with; this agrees with it to the cycle for a descriptor alone
+(tests/sim/core/test_closed.py says where), and says for streams which resource they are bound by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from plora.hw.defs.config import NdpConfig
+from plora.sim.core.constants import load_constants
+from plora.sim.core.demand import TO_ACCUMULATORS, TO_MEMORY, Demands, Ints
+from plora.sim.core.memory import MemoryTiming
+from plora.sim.core.waits import TABLE, geometric, largest_normal, stream_waits
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A descriptor that an idle core takes in cycle 0; arrays of equal length.
+
+    ``given``: it leaves the decoder. ``first_beat``, ``last_beat``: of the array. ``completed``: offered to the
+    queue engine.
+    """
+
+    given: Floats
+    first_beat: Floats
+    last_beat: Floats
+    completed: Floats
+
+    @property
+    def cycles(self) -> Floats:
+        """First to last beat, as the device reports it."""
+        return self.last_beat - self.first_beat + 1
+
+
+def _waited(timing: MemoryTiming, channels: int, events: Ints) -> Floats:
+    """Expected wait of the slowest channel in so many events."""
+    p = timing.stall
+    if p == 0.0:
+        return np.zeros(len(events))
+    table = stream_waits(p, channels)
+    beyond = events * p / (1 - p) + largest_normal(channels) * np.sqrt(events * p) / (1 - p)
+    return np.where(events <= TABLE, table[np.minimum(events, TABLE)], beyond)
+
+
+def _pass_cycles(demands: Demands) -> Ints:
+    """Cycles from one pass over a row group to the next where weights are there."""
+    drains = demands.destination != TO_ACCUMULATORS
+    return np.maximum(np.maximum(demands.beats, demands.beat_cycles), np.where(drains, 1 + demands.merge_cycles, 1))
+
+
+def _through(demands: Demands, passes: Ints, period: Ints) -> Ints:
+    """Cycles from the first beat to the last of so many passes where weights are there.
+
+    A pass whose end has to wait for its drain holds up the beat two behind it.
+    """
+    beats = demands.beats
+    single = np.where(passes == 1, 0, np.where(passes == 2, 1, demands.beat_cycles + 1 + (passes - 3) * period))
+    several = np.where(passes == 1, beats - 1, 2 * beats - 1 + (passes - 2) * period)
+    return np.where(period > beats, np.where(beats == 1, single, several), passes * beats - 1)
+
+
+def alone(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Alone:
+    """Times of descriptors, each alone. Kept and shared operands are taken to be there.
+
+    Read the steps as: operand and weights are asked for, words arrive one a cycle, beats follow their stripes as
+    fast as passes and drains allow, results are rounded, collected, written and acknowledged.
+    """
+    c, d = load_constants(), demands
+    given = np.full(len(d), float(c.instruction_buffer + c.decode))
+    # Broadcast, channel queue, and the way to memory and back; weights are asked for a cycle later.
+    asked = given + c.burst_cut + 1 + c.burst_request
+    word = asked + timing.read_latency_cycles + c.read_return
+    longest = min(c.page_words, config.dram_buffer_stripes // c.burst_share)
+    first_weights = np.minimum(np.minimum(longest, c.page_words - d.device_stripe % c.page_words), d.stripes)
+    first_operand = np.minimum(c.page_words - d.operand_stripe % c.page_words, d.operand_stripes)
+    # Bursts of operand and weights take turns: all but the last of the operand's have weights before them.
+    operand_bursts = np.where(d.load, -(-(d.operand_stripe % c.page_words + d.operand_stripes) // c.page_words), 0)
+    between = np.minimum(first_weights + np.maximum(operand_bursts - 2, 0) * longest, d.stripes)
+    before_operand_end = d.operand_stripes + np.where(operand_bursts > 1, between, 0)
+    before_weights = np.where(d.load, first_operand, c.queue)
+    all_words = np.where(d.load, d.operand_stripes, c.queue) + d.stripes
+
+    def arrival(words: Ints) -> Floats:
+        return word + (words - 1) * timing.beat_cycles + _waited(timing, config.channels, words + 1) + c.rendezvous
+
+    operand_there = np.where(d.load, arrival(before_operand_end), 0.0)
+    granted = np.maximum(given + c.queue, operand_there)
+    first_beat = np.maximum(granted + c.grant, arrival(before_weights + 1))
+
+    passes, period = d.groups * d.pairs, _pass_cycles(d)
+    by_array = first_beat + _through(d, passes, period)
+    # What the last group's stripe is waited for, its passes follow. A stream longer than the DRAM buffer cannot be
+    # faster than the buffer's room comes round.
+    turn = timing.read_latency_cycles + c.read_return + c.rendezvous + c.burst_request + 2 + longest
+    in_flight = min(config.dram_buffer_stripes, c.bursts_in_flight * longest)
+    slow = np.maximum(turn / in_flight - timing.beat_cycles, 0.0) * np.maximum(d.stripes - in_flight, 0)
+    by_memory = arrival(all_words) + slow + _through(d, d.pairs, period) - (d.beats - 1)
+    last_beat = np.maximum(by_array, by_memory)
+    held_up = period > d.beats
+    accepted = np.maximum(
+        first_beat + np.where(held_up, d.beats - 1 + 2 + d.beat_cycles - 1 + (passes - 1) * period, 0),
+        last_beat + 2 + d.beat_cycles - 1,
+    )
+    results = accepted + c.array + d.merge_cycles + c.collect + c.queue
+    ready = np.where(d.destination == TO_ACCUMULATORS, last_beat + c.queue, results)
+    one, pair = geometric(timing.stall), geometric(timing.stall, 2)
+    sent = ready + c.retire + c.write_start + d.lines * (1 + pair) - 1
+    acknowledged = sent + timing.write_latency_cycles + one + c.write_return
+    completed = np.where(d.destination == TO_MEMORY, acknowledged + c.write_end + c.retire, ready + c.retire)
+    return Alone(given, first_beat, last_beat, completed)
+
+
+BOUNDS = ("memory", "array", "decoder", "queue engine", "results", "latency")
+"""What a descriptor in a long stream can be bound by, in the order of `Interval.by`."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What descriptors add to a long stream of independent ones; ``by`` has a row for each of `BOUNDS`."""
+
+    by: Floats
+
+    @property
+    def cycles(self) -> Floats:
+        """From one completion to the next, where all resources but the slowest keep up."""
+        return np.asarray(self.by.max(axis=0))
+
+    @property
+    def bound(self) -> Ints:
+        """Index in `BOUNDS` of the slowest."""
+        return np.asarray(self.by.argmax(axis=0))
+
+
+_ENGINE_JOBS = 4
+"""Of the queue engine for each descriptor: issue, inspect, complete, retire."""
+
+
+def interval(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Interval:
+    """Cycles that each resource needs for a descriptor.
+
+    memory: words of the busiest channel, its slot, its completion and its share of result lines included; array:
+    beats, and the cycle between jobs; results: the writer waits for every acknowledgement before the next
+    result; latency: as many jobs as there are slots, from decoder to last beat.
+    """
+    c, d = load_constants(), demands
+    own_lines = 2 + -(-d.lines // config.channels)
+    ready = 1 / (1 - timing.stall)
+    memory = (d.stripes + d.operand_stripes + own_lines) * timing.beat_cycles * ready
+    array = (d.groups * d.pairs * _pass_cycles(d) + 1).astype(np.float64)
+    one, pair = geometric(timing.stall), geometric(timing.stall, 2)
+    hand_over = c.engine_job - 1 + c.retire
+    written = c.retire + c.write_start + d.lines * (1 + pair) - 1 + timing.write_latency_cycles + one
+    written = written + c.write_return + c.write_end + c.retire
+    results = np.where(d.destination == TO_MEMORY, written, float(c.retire)) + hand_over
+    times = alone(config, demands, timing)
+    latency = (times.last_beat - times.given + 1) / c.job_slots
+    same = np.ones(len(d))
+    return Interval(
+        np.stack([memory, array, same * (c.decode + 1), same * _ENGINE_JOBS * c.engine_job, results, latency])
+    )
