@@ -247,7 +247,9 @@ class StepModel:
             schedule = _played(graph)
             total += schedule.makespan_ps * times
             demand.add("limit_ps", schedule.critical_ps().items(), times)
-            # In a phase with adapters, what the base model alone would take is base.
+            # What the base model alone would take is base; the rest is the adapters', or the launches'.
+            if part == "lora" and "lora" not in graph.kind:
+                part = "launch"
             alone = sum(graph.duration_ps[n] for n in range(len(graph)) if graph.kind[n] == "base")
             alone = min(alone, schedule.makespan_ps)
             demand.add("part_ps", [("base", alone), (part, schedule.makespan_ps - alone)], times)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -168,6 +167,21 @@ class _WaveTimes:
     added: int
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """How the requests of a batch are split into chunks.
+
+    Attributes:
+        bounds: first request of each chunk.
+        counts: requests of each chunk.
+        place: (requests,) position of device 0 of its chunk in a (chunks, devices) table.
+    """
+
+    bounds: list[int]
+    counts: list[int]
+    place: IntArray
+
+
 class FastPhases:
     """Phases of one system for one kind of layer."""
 
@@ -185,6 +199,7 @@ class FastPhases:
         self._wave_bound: _WaveBound
         self._wave_times: _WaveTimes | None = None
         self._queries: dict[tuple[int, int], tuple[int, int]] = {}
+        self._layouts: dict[int, _Layout] = {}
         names = list(dict.fromkeys(machine.down))
         self._ports = np.array([names.index(name) for name in machine.down], dtype=np.int64)
         self._one_port = len(names) == 1
@@ -383,24 +398,23 @@ class FastPhases:
         gpu = extra_ps
         if local:
             gpu += int(machine.times.attention_ps(rows, near, size, flops)[0])
-        bounds = [*self._bounds(rows), rows]
         tokens, newest = far.tolist(), self._newest(contexts, devices, 0).tolist()
+        dram_ps, flop_ps = machine.far_dram_ps, machine.far_attention_flop_ps
         free = dict.fromkeys(machine.down, 0)
         busy = [0] * devices
         results: dict[str, list[tuple[int, int, int]]] = {name: [] for name in machine.up}
-        delay, number = machine.one_way_ps + machine.command_ps, 0
-        for chunk, (low, high) in enumerate(pairwise(bounds)):
+        delay, back, number = machine.one_way_ps + machine.command_ps, machine.return_ps, 0
+        queries = self._queries
+        for count, of_tokens, of_newest in zip(self._layout(rows).counts, tokens, newest, strict=True):
             for device in range(devices):
-                attended, stored = tokens[chunk][device], newest[chunk][device]
+                attended, stored = of_tokens[device], of_newest[device]
                 port = machine.down[device]
-                down, up = self._query(work, high - low, stored)
+                down, up = queries.get((count, stored)) or self._query(work, count, stored)
                 if not machine.multicast or device == 0:
                     free[port] += down
-                length, _ = device_ps(
-                    machine, (attended + stored) * size, attended * flops, machine.far_attention_flop_ps
-                )
+                length = max(round((attended + stored) * size * dram_ps), round(attended * flops * flop_ps))
                 busy[device] = max(busy[device], free[port] + delay) + length
-                results[machine.up[device]].append((busy[device] + machine.return_ps, number, up))
+                results[machine.up[device]].append((busy[device] + back, number, up))
                 number += 1
         last = 0
         for name, waiting in results.items():
@@ -411,17 +425,23 @@ class FastPhases:
         merge = machine.times.merge_ps((devices + (local > 0)) * rows * work.partial_bytes)
         return max(gpu, last + machine.one_way_ps) + merge
 
-    def _bounds(self, rows: int) -> list[int]:
-        chunks = self._machine.return_chunks if self._spec.kv.attention == "distributed" else 1
-        return [low for low, _ in chunk_bounds(rows, chunks)]
+    def _layout(self, rows: int) -> _Layout:
+        """Return how `rows` requests are split into chunks."""
+        found = self._layouts.get(rows)
+        if found is None:
+            chunks = self._machine.return_chunks if self._spec.kv.attention == "distributed" else 1
+            bounds = [low for low, _ in chunk_bounds(rows, chunks)]
+            counts = np.diff([*bounds, rows])
+            place = np.repeat(np.arange(len(bounds)) * max(1, self._machine.far_devices), counts)
+            found = self._layouts[rows] = _Layout(bounds, counts.tolist(), place)
+        return found
 
     def _newest(self, contexts: IntArray, devices: int, grown: int) -> Times:
         """Newest tokens (chunks, devices) `grown` steps on."""
-        bounds = self._bounds(len(contexts))
-        chunk = np.zeros(len(contexts), dtype=np.int64)
-        chunk[bounds[1:]] = devices
-        place = chunk.cumsum() + (contexts + (grown - 1)) % devices
-        return np.bincount(place, minlength=len(bounds) * devices).reshape(len(bounds), devices)
+        layout = self._layout(len(contexts))
+        chunks = len(layout.bounds)
+        on = layout.place + (contexts + (grown - 1)) % devices
+        return np.bincount(on, minlength=chunks * devices).reshape(chunks, devices)
 
     def _attended(self, contexts: IntArray, near_tokens: IntArray, devices: int, steps: int) -> tuple[Times, Times]:
         """Tokens read from HBM (steps,) and on devices (steps, chunks, devices)."""
@@ -444,8 +464,7 @@ class FastPhases:
         first_steps = grown[: min(steps, devices)]
         later = contexts[None, :] + first_steps[:, None]
         one_round = self._on_devices(later, np.broadcast_to(copied, later.shape), devices)
-        bounds = self._bounds(len(contexts))
-        rows = np.diff([*bounds, len(contexts)])
+        rows = np.array(self._layout(len(contexts)).counts)
         return near, one_round[grown % devices] + (grown // devices)[:, None, None] * rows[None, :, None]
 
     def _attended_once(self, contexts: IntArray, near_tokens: IntArray, devices: int) -> tuple[Times, Times]:
@@ -466,7 +485,7 @@ class FastPhases:
         else:  # division by a power of two is a shift, many times faster
             bits = devices.bit_length() - 1
             on = (until >> bits) - (since >> bits)
-        return np.asarray(np.add.reduceat(on, self._bounds(contexts.shape[1]), axis=1))
+        return np.asarray(np.add.reduceat(on, self._layout(contexts.shape[1]).bounds, axis=1))
 
     def _over_link(self, work: ModelWork, far: Times, newest: Times, gpu: Times) -> Times:
         """The GPU reads far KV (steps, devices) with its own loads."""
@@ -490,7 +509,7 @@ class FastPhases:
         """Each device attends over its tokens (steps, chunks, devices); return when the last result is there."""
         machine, wire, size = self._machine, self._machine.wire, work.kv_token_bytes
         steps, chunks, devices = far.shape
-        rows = np.diff([*self._bounds(requests), requests])
+        rows = np.array(self._layout(requests).counts)
         query = rows * (work.query_bytes + CHAIN_DESCRIPTORS * machine.descriptor_bytes)
         result = wire.read(rows * (work.partial_bytes + machine.flag_bytes))
         write = wire.write(query[None, :, None] + newest * size)

@@ -11,12 +11,14 @@ from plora.hw.defs.errors import UserError
 from plora.sim.system.work import IntArray
 from plora.sim.workload.named import Workload, load_workloads
 from plora.sim.workload.popularity import Popularity
-from plora.sim.workload.requests import PAPER_RANKS, Requests, adapter_ranks
+from plora.sim.workload.requests import NO_ADAPTER, PAPER_RANKS, Requests, adapter_ranks
 from plora.sim.workload.traces import read_trace
 
 DEFAULT_BATCH = 32
 DEFAULT_ADAPTERS = 1000
 """Adapters over which a trace without adapter identities is spread."""
+
+BASE_ONLY = "none: every request is for the base model"
 
 TRACE_SUFFIXES = (".csv", ".jsonl", ".json")
 
@@ -32,6 +34,7 @@ class Source:
         adapters: their number.
         batch_size: of a decode step unless the run says otherwise.
         ranks: ranks that adapters are drawn from.
+        base_only: whether every request is for the base model.
     """
 
     name: str
@@ -40,10 +43,13 @@ class Source:
     adapters: int
     batch_size: int
     ranks: tuple[int, ...]
+    base_only: bool = False
 
     @property
     def origin(self) -> dict[str, str]:
         """Where arrivals, lengths and adapters come from."""
+        if self.base_only:
+            return {"adapters": BASE_ONLY}
         if self.workload is not None:
             return {"adapters": f"law: {self.workload.popularity.describe()}"}
         assert self.trace is not None
@@ -56,12 +62,12 @@ class Source:
             UserError: the trace has fewer.
         """
         if self.workload is not None:
-            return self.workload.requests(count, rate_per_s, cv=cv, seed=seed)
+            return self.without_adapters(self.workload.requests(count, rate_per_s, cv=cv, seed=seed))
         assert self.trace is not None
         if len(self.trace) < count:
             raise UserError(f"trace {self.name} has {len(self.trace)} requests, fewer than the {count} asked for")
         first = slice(0, count)
-        return replace(
+        found = replace(
             self.trace,
             arrival_s=self.trace.arrival_s[first],
             input_tokens=self.trace.input_tokens[first],
@@ -70,6 +76,15 @@ class Source:
             prefix_blocks=None,
             prefix_offsets=None,
         )
+        return self.without_adapters(found)
+
+    def without_adapters(self, requests: Requests) -> Requests:
+        """Return `requests`, all for the base model if that is what this source is about."""
+        if not self.base_only:
+            return requests
+        none = np.full(len(requests), NO_ADAPTER, dtype=np.int32)
+        metadata = {**requests.metadata, "adapters": BASE_ONLY}
+        return replace(requests, adapter=none, adapters=0, metadata=metadata)
 
     def adapter_ranks(self, seed: int) -> IntArray:
         """Return the rank of each adapter."""
@@ -90,13 +105,16 @@ def _with_adapters(workload: Workload, adapters: int) -> Workload:
 def load_source(name: str, num_adapters: int | None, seed: int) -> Source:
     """Find a workload by name, or read a workload file (.toml) or a trace (.csv, .jsonl).
 
-    A trace without adapter identities is spread evenly over `num_adapters` adapters.
+    A trace without adapter identities is spread evenly over `num_adapters` adapters; 0 serves the base
+    model alone.
 
     Raises:
         UserError: unknown name, unreadable file, or a number of adapters that does not go with it.
     """
-    if num_adapters is not None and not 1 <= num_adapters <= 1_000_000:
-        raise UserError(f"number of adapters is {num_adapters}; give 1 to 1000000")
+    if num_adapters is not None and not 0 <= num_adapters <= 1_000_000:
+        raise UserError(f"number of adapters is {num_adapters}; give 0 (base model alone) to 1000000")
+    if num_adapters == 0:
+        return replace(load_source(name, None, seed), adapters=0, base_only=True)
     path = Path(name)
     if path.suffix in TRACE_SUFFIXES:
         trace = read_trace(path, seed=seed)

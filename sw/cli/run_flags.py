@@ -40,7 +40,7 @@ def add_system_flags(parser: CommandParser) -> None:
     add = parser.add_argument
     add("--model", metavar="NAME|PATH", help="model by name, or a config.json or a folder that holds one")
     add("--workload", metavar="NAME|FILE", help="workload by name, a workload .toml, or a trace (.csv, .jsonl)")
-    add("--num-adapters", type=int, metavar="N", help="adapters in the pool (default: the workload's)")
+    add("--num-adapters", type=int, metavar="N", help="adapters in the pool; 0: base model (default: the workload's)")
     add(
         "--preset",
         choices=("paper", "priced"),

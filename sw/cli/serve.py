@@ -106,7 +106,8 @@ def _requests(resolved: Any, options: Any) -> Any:
     if options.output_tokens is not None:
         workload = replace(workload, output_tokens=float(options.output_tokens))
     count = options.num_requests if options.num_requests is not None else DEFAULT_REQUESTS
-    return workload.requests(count, options.request_rate, cv=options.cv, seed=seed)
+    requests = workload.requests(count, options.request_rate, cv=options.cv, seed=seed)
+    return source.without_adapters(requests)
 
 
 def _table(results: list[dict[str, Any]], config: dict[str, Any], requests: Any) -> str:

@@ -78,7 +78,7 @@ def test_results_state_every_number_that_went_in() -> None:
         ({"num_devices": 0}, "number of devices is 0"),
         ({"steps": 0}, "number of steps is 0"),
         ({"seed": -1}, "seed is -1"),
-        ({"num_adapters": 0}, "number of adapters is 0"),
+        ({"num_adapters": -1}, "number of adapters is -1"),
         ({"workload": "lmsys", "num_adapters": 5}, "cannot be changed"),
         ({"workload": "nowhere.csv"}, "nowhere.csv"),
         ({"systems": ()}, "no system named"),
@@ -90,6 +90,14 @@ def test_bad_choices_are_refused_in_one_line(choices: dict[str, Any], message: s
         resolved = resolve(RunOptions(**choices))
         decode_run(resolved, resolved.systems[0])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("system", ["plora", "all-hbm", "s-lora", "pure-cxl"])
+def test_no_adapters_serve_the_base_model(system: str) -> None:
+    run = decoded(system, num_adapters=0)
+    assert run.strategy_counts() == {"E1": 0, "E2": 0, "E3": 0, "E4": 0}
+    assert run.demand.part_ps.get("lora", 0) == 0
+    assert run.hbm.adapters == 0
 
 
 def test_long_runs_are_advanced_exactly_as_short_ones_are_played() -> None:

@@ -58,6 +58,12 @@ def test_a_trace_brings_arrivals_and_lengths(tmp_path: Path, capsys: pytest.Capt
     assert "leave --request-rate out" in capsys.readouterr().err
 
 
+def test_no_adapters_serve_the_base_model(capsys: pytest.CaptureFixture[str]) -> None:
+    found = object_of(capsys, "--num-requests", "20", "--num-adapters", "0", "--system", "plora")
+    assert found["token_steps_by_strategy"] == {}
+    assert found["config"]["workload_origin"]["adapters"].startswith("none")
+
+
 def test_the_same_flags_give_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for _ in range(2):
