@@ -43,6 +43,12 @@ class CoreConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     completion_writes: int
     acknowledged: int
     backoff_log2: int
+    host_lines: int
+    host_request: int
+    host_return: int
+    register_read: int
+    command: int
+    command_write: int
     doorbell: int
     register_write: int
 

@@ -89,6 +89,8 @@ class Unresolved(NamedTuple):
     queue: int
     number: int
     tag: int
+    broken: int
+    """1: it belongs to a chain that was closed because it came too late."""
 
 
 def _open() -> ctypes.CDLL:
@@ -98,6 +100,9 @@ def _open() -> ctypes.CDLL:
         "plora_create": (self_t, [ctypes.POINTER(_Settings)]),
         "plora_destroy": (None, [self_t]),
         "plora_enable": (None, [self_t, i64, i64, i64, i64, i64, i64, i32, f64]),
+        "plora_set_intervals": (None, [self_t, f64, f64]),
+        "plora_disable": (None, [self_t, i64]),
+        "plora_busy": (i32, [self_t, i64]),
         "plora_publish": (None, [self_t, i64, i64, i64, f64, i64, pointer, pointer, pointer]),
         "plora_publish_unresolved": (None, [self_t, i64, i64, f64, i64]),
         "plora_resolve": (None, [self_t, i64, i64, i32, ctypes.POINTER(_Demand)]),
@@ -162,7 +167,7 @@ class DeviceKernel:
             chain_timeout=chain_timeout_cycles,
         )
         self._handle = self._library.plora_create(ctypes.byref(settings))
-        self._asked = (ctypes.c_int64 * 3)()
+        self._asked = (ctypes.c_int64 * 4)()
         self._completions = np.empty(_ROOM, COMPLETION)
         self._interrupts = np.empty(_ROOM, _INTERRUPT)
 
@@ -184,6 +189,18 @@ class DeviceKernel:
             place.interrupts,
             cycle,
         )
+
+    def set_intervals(self, poll_interval_cycles: float, chain_timeout_cycles: float) -> None:
+        """Change the registers POLL_INTERVAL and CHAIN_TIMEOUT; a poll interval is at least a cycle."""
+        self._library.plora_set_intervals(self._handle, max(1.0, poll_interval_cycles), chain_timeout_cycles)
+
+    def disable(self, queue: int) -> None:
+        """Disable a queue: what it has under way ends without a completion."""
+        self._library.plora_disable(self._handle, queue)
+
+    def busy(self, queue: int) -> bool:
+        """Whether a queue, enabled or disabled, has work under way; then it must not be enabled again."""
+        return bool(self._library.plora_busy(self._handle, queue))
 
     def publish(
         self,

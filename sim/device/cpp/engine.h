@@ -36,6 +36,9 @@ struct Ring {
     int64_t flights = 0;     // reads on their way that matter
     int64_t done = 0, tail = 0, head = 0;  // completion lines sent, acknowledged, taken by the host
     bool look = false, runs = false;
+    bool broken = false;     // its chain was closed since its last descriptor was handed over
+    bool disabled = false;   // what is under way ends without a completion
+    int64_t under_way = 0;   // descriptors in the core
     int64_t backoff = 0;
     double poll = kUnknown;  // cycle in which the poll clock next wants a look
 };
@@ -52,14 +55,45 @@ struct Signal {
 
 class Engine {
   public:
-    explicit Engine(const Settings& s) : s_(s), channels_(s_), core_(s_, channels_) {}
+    explicit Engine(const Settings& s)
+        : s_(s), channels_(s_), core_(s_, channels_), poll_interval_(s.poll_interval), chain_timeout_(s.chain_timeout) {}
+
+    // Registers POLL_INTERVAL and CHAIN_TIMEOUT. Polls go on as they were planned until the next.
+    void set_intervals(double poll_interval, double chain_timeout) {
+        poll_interval_ = poll_interval;
+        chain_timeout_ = chain_timeout;
+    }
 
     // ---- the host's side, in the order of the cycles ----------------------------------------------------
 
+    // A queue must not be busy when it is enabled again.
     void enable(std::unique_ptr<Ring> ring, double cycle) {
         doorbells_.push_back({cycle, ring.get()});
-        const int64_t index = ring->index;
-        rings_[index] = std::move(ring);
+        std::unique_ptr<Ring>& place = rings_[ring->index];
+        if (place) former_.push_back(std::move(place));
+        place = std::move(ring);
+    }
+
+    void disable(int64_t queue) {
+        Ring& ring = *rings_.at(queue);
+        ring.disabled = true;
+        ring.look = ring.runs = false;
+        ring.poll = kUnknown;
+        for (Flight& flight : flights_) flight.dead |= flight.ring == &ring;
+        ring.flights = 0;
+        const auto wanting = std::find(signals_.begin(), signals_.end(), &ring);
+        if (wanting != signals_.end()) signals_.erase(wanting);
+        if (chain_ == &ring) {
+            chain_ = nullptr;
+            chain_expiry_ = kUnknown;
+        }
+    }
+
+    // Work of the queue is under way: in the core, or a read of a slot.
+    bool busy(int64_t queue) const {
+        const Ring& ring = *rings_.at(queue);
+        return ring.under_way > 0 ||
+               std::any_of(flights_.begin(), flights_.end(), [&](const Flight& f) { return f.ring == &ring; });
     }
 
     void publish(int64_t queue, int64_t count, double published, int64_t tag) {
@@ -180,6 +214,7 @@ class Engine {
         while (!doorbells_.empty() && doorbells_.front().cycle <= cycle) {
             Ring& ring = *doorbells_.front().ring;
             doorbells_.pop_front();
+            if (ring.disabled) continue;
             ring.look = true;
             back_off(ring, 0, cycle);
         }
@@ -188,12 +223,12 @@ class Engine {
     // Looks at the ring every 2**backoff poll intervals from now on.
     void back_off(Ring& ring, int64_t backoff, double cycle) {
         ring.backoff = backoff;
-        if (s_.poll_interval == kUnknown) return;
+        if (poll_interval_ == kUnknown) return;
         // The tick at (turn + 1) intervals is the next; the ring's own are those where turn + index is a
         // multiple of 2**backoff.
-        const int64_t turn = static_cast<int64_t>(std::floor(cycle / s_.poll_interval));
+        const int64_t turn = static_cast<int64_t>(std::floor(cycle / poll_interval_));
         const int64_t mask = (int64_t{1} << backoff) - 1;
-        ring.poll = (turn + 1 + (-(turn + ring.index) & mask)) * s_.poll_interval;
+        ring.poll = (turn + 1 + (-(turn + ring.index) & mask)) * poll_interval_;
         poll_ = std::min(poll_, ring.poll);
     }
 
@@ -214,6 +249,8 @@ class Engine {
         const Event write = writes_.front();
         writes_.pop_front();
         ++write.ring->tail;
+        --write.ring->under_way;
+        if (write.ring->disabled) return;
         back_off(*write.ring, 0, write.cycle);
         if (write.ring->interrupts) want(signals_, write.ring);
     }
@@ -222,6 +259,10 @@ class Engine {
         const Job& job = core_.take(cycle + (s_.engine_job - 1));
         Posted& posted = *job.posted;
         Ring& ring = *posted.ring;
+        if (ring.disabled) {
+            --ring.under_way;
+            return;
+        }
         const int64_t count = ring.done++;
         const int64_t line = ring.result_line + count % ring.depth * ring.result_lines;
         const Channels::Written written = channels_.write_line(line, cycle + s_.engine_job);
@@ -288,6 +329,7 @@ class Engine {
     }
 
     void close_chain() {
+        chain_->broken = true;
         chain_ = nullptr;
         chain_expiry_ = kUnknown;
     }
@@ -318,6 +360,8 @@ class Engine {
         --ring.flights;
         if (posted) {
             ring.runs = true;
+            ring.broken = false;
+            ++ring.under_way;
             back_off(ring, 0, cycle);
             chain_ = posted->chain ? &ring : nullptr;
             chain_expiry_ = kUnknown;
@@ -348,13 +392,15 @@ class Engine {
         core_.accept(cycle, offered_->refused ? nullptr : &offered_->demand, offered_);
         offered_ = nullptr;
         fetched_free_ = cycle + 1;
-        if (chain_) chain_expiry_ = cycle + s_.chain_timeout;
+        if (chain_) chain_expiry_ = cycle + chain_timeout_;
     }
 
     const Settings s_;
     Channels channels_;
     Core core_;
     std::map<int64_t, std::unique_ptr<Ring>> rings_;
+    std::vector<std::unique_ptr<Ring>> former_;  // disabled and enabled again: descriptors of theirs may be in the core
+    double poll_interval_, chain_timeout_;
     double cycle_ = 0;  // first cycle in which the engine may choose its next job
     std::deque<Event> doorbells_, writes_;
     std::deque<Head> heads_;

@@ -19,6 +19,12 @@ void plora_enable(void* self, int64_t index, int64_t depth, int64_t submission_l
     static_cast<Engine*>(self)->enable(std::move(ring), cycle);
 }
 
+void plora_set_intervals(void* self, double poll_interval, double chain_timeout) {
+    static_cast<Engine*>(self)->set_intervals(poll_interval, chain_timeout);
+}
+void plora_disable(void* self, int64_t queue) { static_cast<Engine*>(self)->disable(queue); }
+int32_t plora_busy(void* self, int64_t queue) { return static_cast<Engine*>(self)->busy(queue); }
+
 // `count` descriptors of one queue, from number `first` on, with their demands; tags count up from `tag`.
 void plora_publish(void* self, int64_t queue, int64_t first, int64_t count, double published, int64_t tag,
                    const Demand* demands, const uint8_t* chain, const uint8_t* refused) {
@@ -46,8 +52,8 @@ double plora_store_line(void* self, int64_t line, double cycle) {
     return static_cast<Engine*>(self)->store_line(line, cycle);
 }
 
-// Returns the cycle of the next thing known to happen. `unresolved` gets queue, count and tag of the descriptor that it
-// waits for, or a queue of -1.
+// Returns the cycle of the next thing known to happen. `unresolved` gets queue, count and tag of the descriptor that
+// it waits for and whether its chain was closed before it came, or a queue of -1.
 double plora_advance(void* self, double present, int64_t* unresolved) {
     Engine& engine = *static_cast<Engine*>(self);
     const double next = engine.advance(present);
@@ -56,6 +62,7 @@ double plora_advance(void* self, double present, int64_t* unresolved) {
         unresolved[0] = engine.unresolved->ring->index;
         unresolved[1] = engine.unresolved_count;
         unresolved[2] = engine.unresolved->tag;
+        unresolved[3] = engine.unresolved->ring->broken;
     }
     return next;
 }
