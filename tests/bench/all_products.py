@@ -1,4 +1,4 @@
-"""All 2**32 FP16 products of the compiled RTL against double arithmetic: `python -m tests.bench.all_products`.
+"""All 2**32 FP16 products of the compiled RTL against double arithmetic: `python -m tests.bench.all`.
 
 `--part I/N` does every N-th block of 256 values of the first factor, starting with the I-th.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from tests.hw.rtl.pe.compiled import Compiled, build
+from tests.hw.rtl.pe.compiled import Product, build_product
 
 BLOCK = 256
 
@@ -18,9 +18,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", default="0/1", help="I/N: which blocks to do (default: all)")
     index, count = map(int, parser.parse_args().part.split("/"))
-    bench, start, done, wrong = Compiled(build()), time.monotonic(), 0, 0
+    bench, start, done, wrong = Product(build_product()), time.monotonic(), 0, 0
     for first in range(index * BLOCK, 1 << 16, count * BLOCK):
-        bad, example = bench.all_products(first, first + BLOCK)
+        bad, example = bench.all(first, first + BLOCK)
         wrong, done = wrong + bad, done + (BLOCK << 16)
         if bad:
             print(f"{bad} wrong products of {first:#06x} and up, one of {example >> 16:#06x} * {example & 0xFFFF:#06x}")

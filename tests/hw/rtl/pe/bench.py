@@ -24,18 +24,48 @@ ARRAYS: dict[str, NdpConfig] = {
 }
 
 
+class ProductBench(wiring.Component):
+    """A product on its way to the grid, combinational."""
+
+    def __init__(self, accumulator: AccumulatorConfig) -> None:
+        self._accumulator = accumulator
+        super().__init__(
+            {
+                "a": In(FP16_BITS),
+                "b": In(FP16_BITS),
+                "enable": In(1),
+                "addend": Out(accumulator.product_bits + 1),
+                "flags": Out(4),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.submodules.product = product = Fp16Product()
+        m.submodules.align = align = GridAlign(self._accumulator)
+        m.d.comb += [
+            product.a.eq(self.a),
+            product.b.eq(self.b),
+            product.enable.eq(self.enable),
+            align.significand.eq(product.significand),
+            align.shift.eq(product.shift),
+            align.negative.eq(product.negative),
+            self.addend.eq(align.addend),
+            self.flags[0].eq(product.negative),
+            self.flags[1].eq(product.nan),
+            self.flags[2].eq(product.infinite),
+            self.flags[3].eq(align.clipped),
+        ]
+        return m
+
+
 class PeBench(wiring.Component):
-    """``product`` is combinational; every other unit runs from the same clock."""
+    """Dot unit, drain and arrays, all from the same clock."""
 
     def __init__(self, accumulator: AccumulatorConfig) -> None:
         self._accumulator = accumulator
         dot = DotUnit(accumulator).signature.members
         ports = {
-            "product_a": In(FP16_BITS),
-            "product_b": In(FP16_BITS),
-            "product_enable": In(1),
-            "product_addend": Out(accumulator.product_bits + 1),
-            "product_flags": Out(4),
             "dot_a": In(dot["a"].shape.size),
             "dot_b": In(dot["b"].shape.size),
             "dot_enable": In(dot["enable"].shape),
@@ -58,21 +88,6 @@ class PeBench(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         grid = grid_name(self._accumulator)
-        m.submodules.product = product = Fp16Product()
-        m.submodules.align = align = GridAlign(self._accumulator)
-        m.d.comb += [
-            product.a.eq(self.product_a),
-            product.b.eq(self.product_b),
-            product.enable.eq(self.product_enable),
-            align.significand.eq(product.significand),
-            align.shift.eq(product.shift),
-            align.negative.eq(product.negative),
-            self.product_addend.eq(align.addend),
-            self.product_flags[0].eq(product.negative),
-            self.product_flags[1].eq(product.nan),
-            self.product_flags[2].eq(product.infinite),
-            self.product_flags[3].eq(align.clipped),
-        ]
         dot = DotUnit(self._accumulator)
         add_shared(m, platform, "dot", f"dot_unit_{grid}", dot)
         m.d.comb += [

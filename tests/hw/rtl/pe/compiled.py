@@ -1,4 +1,4 @@
-"""The compiled PE bench (bench.py behind cpp/harness.cpp) as numpy functions."""
+"""The compiled benches (bench.py behind the C++ in cpp/) as numpy functions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,23 @@ from plora.hw.rtl.pe.drain import Drain
 
 Array = npt.NDArray[Any]
 ACCUMULATOR = AccumulatorConfig()
+CPP = Path(__file__).resolve().parent / "cpp"
 SUM_WORDS = -(-dot_sum_layout(ACCUMULATOR).size // 32)
 STICKY = ("nan", "positive_infinity", "negative_infinity", "clipped")
 
 
-def build() -> Path:
-    """Return the path of the library, built where its sources changed."""
+def build_units() -> Path:
+    """Return the path of the library of `Units`, built where its sources changed."""
     verilog = cached_verilog("tests.hw.rtl.pe.bench:PeBench", ACCUMULATOR, name="pe_bench")
     # Compiled once instead of once for each of its thirteen uses.
     verilog = f'`verilator_config\nno_inline -module "dot_unit_{grid_name(ACCUMULATOR)}"\n`verilog\n{verilog}'
-    return build_library(verilog, top="pe_bench", harness=Path(__file__).resolve().parent / "cpp")
+    return build_library(verilog, top="pe_bench", harness=CPP / "units")
+
+
+def build_product() -> Path:
+    """Return the path of the library of `Product`, built where its sources changed."""
+    verilog = cached_verilog("tests.hw.rtl.pe.bench:ProductBench", ACCUMULATOR, name="product_bench")
+    return build_library(verilog, top="product_bench", harness=CPP / "product")
 
 
 @dataclass(frozen=True)
@@ -68,44 +75,57 @@ def sum_sticky(word: int) -> tuple[bool, ...]:
     return tuple(bool(word >> first + i & 1) for i in range(len(STICKY)))
 
 
-class Compiled:
-    """One instance of the bench; see the C functions for what each method does."""
+class _Compiled:
+    """An instance of a design behind C functions whose names begin with ``prefix``."""
 
-    def __init__(self, library: Path) -> None:
-        self._library = ctypes.CDLL(str(library))
-        self._library.pe_open.restype = ctypes.c_void_p
-        self._library.pe_all_products.restype = ctypes.c_int64
-        self._handle = ctypes.c_void_p(self._library.pe_open())
+    def __init__(self, library: Path, prefix: str) -> None:
+        self._library, self._prefix = ctypes.CDLL(str(library)), prefix
+        open_design = getattr(self._library, f"{prefix}_open")
+        open_design.restype = ctypes.c_void_p
+        self._handle = ctypes.c_void_p(open_design())
 
     def close(self) -> None:
         """End the simulation."""
-        self._library.pe_close(self._handle)
+        getattr(self._library, f"{self._prefix}_close")(self._handle)
 
-    def _call(self, function: str, *arguments: Array | int) -> Any:
+    def _call(self, function: str, *arguments: Array | int) -> int:
         converted = [
             argument.ctypes.data_as(ctypes.c_void_p) if isinstance(argument, np.ndarray) else ctypes.c_int64(argument)
             for argument in arguments
         ]
-        return getattr(self._library, function)(self._handle, *converted)
+        called = getattr(self._library, f"{self._prefix}_{function}")
+        called.restype = ctypes.c_int64
+        return int(called(self._handle, *converted))
 
-    def products(self, a: Array, b: Array, enable: Array) -> tuple[Array, Array, Array, Array, Array]:
+
+class Product(_Compiled):
+    """Products on the grid, see cpp/product."""
+
+    def __init__(self, library: Path) -> None:
+        super().__init__(library, "product")
+
+    def some(self, a: Array, b: Array, enable: Array) -> tuple[Array, Array, Array, Array, Array]:
         """Return steps, negative, nan, infinite and clipped of products of FP16 bit patterns."""
         a, b = (np.ascontiguousarray(operand, np.uint16) for operand in (a, b))
         enable = np.ascontiguousarray(enable, np.uint8)
         addend, flags = np.empty(a.size, np.uint64), np.empty(a.size, np.uint8)
-        self._call("pe_products", a.size, a, b, enable, addend, flags)
+        self._call("some", a.size, a, b, enable, addend, flags)
         negative, nan, infinite, clipped = (flags >> bit & 1 != 0 for bit in range(4))
         steps = addend.astype(np.int64) + negative - (1 << ACCUMULATOR.product_bits)
         return steps, negative, nan, infinite, clipped
 
-    def all_products(self, first: int, end: int) -> tuple[int, int]:
+    def all(self, first: int, end: int) -> tuple[int, int]:
         """Return the number of wrong products of ``first <= a < end`` with every b, and a << 16 | b of one."""
-        wrong = ctypes.c_uint32()
-        grid = (ctypes.c_int32(ACCUMULATOR.lsb_exponent), ctypes.c_int32(ACCUMULATOR.product_bits))
-        count = self._library.pe_all_products(
-            self._handle, ctypes.c_uint32(first), ctypes.c_uint32(end), *grid, ctypes.byref(wrong)
-        )
-        return int(count), wrong.value
+        wrong = np.zeros(1, np.uint32)
+        count = self._call("all", first, end, ACCUMULATOR.lsb_exponent, ACCUMULATOR.product_bits, wrong)
+        return count, int(wrong[0])
+
+
+class Units(_Compiled):
+    """Dot unit, drain and arrays, see cpp/units."""
+
+    def __init__(self, library: Path) -> None:
+        super().__init__(library, "pe")
 
     def dot(self, a: Array, b: Array, enable: Array, first: Array) -> list[int]:
         """Return the accumulator after every row of operands (n, 16)."""
@@ -113,13 +133,13 @@ class Compiled:
         masks = np.packbits(enable, axis=1, bitorder="little").view(np.uint16)
         first = np.ascontiguousarray(first, np.uint8)
         sums = np.empty((len(a), SUM_WORDS), np.uint32)
-        self._call("pe_dot", len(a), DotUnit.LATENCY, a, b, np.ascontiguousarray(masks), first, sums)
+        self._call("dot", len(a), DotUnit.LATENCY, a, b, np.ascontiguousarray(masks), first, sums)
         return [int.from_bytes(row.tobytes(), "little") for row in sums]
 
     def drain(self, words: Array) -> tuple[Array, Array]:
         """Return FP16 bits and numeric flags of sums, rows of `sum_words`."""
         values, numeric = np.empty(len(words), np.uint16), np.empty(len(words), np.uint8)
-        self._call("pe_drain", len(words), Drain.LATENCY, words, values, numeric)
+        self._call("drain", len(words), Drain.LATENCY, words, values, numeric)
         return values, numeric
 
     def array(self, name: str, beats: Sequence[int], gaps: Sequence[int], sizes: tuple[int, int]) -> ArrayRun:
@@ -132,10 +152,8 @@ class Compiled:
         room = 4 * len(beats) + 16
         accepted, cycles = np.empty(len(beats), np.int64), np.empty(room, np.int64)
         results = np.empty((room, result_bytes), np.uint8)
-        function = getattr(self._library, f"pe_array_{name}")
-        function.restype = ctypes.c_int64
         count = self._call(
-            f"pe_array_{name}",
+            f"array_{name}",
             *(len(beats), payloads, np.array(gaps, np.int32), 32),
             *(accepted, room, results, cycles),
         )

@@ -1,4 +1,4 @@
-"""The compiled PE bench, built once."""
+"""The compiled benches, built once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.hw.rtl.pe.compiled import Compiled, build
+from tests.hw.rtl.pe.compiled import Product, Units, build_product, build_units
 
 
 @pytest.fixture(scope="session")
-def compiled() -> Iterator[Compiled]:
-    bench = Compiled(build())
+def product() -> Iterator[Product]:
+    bench = Product(build_product())
+    yield bench
+    bench.close()
+
+
+@pytest.fixture(scope="session")
+def units() -> Iterator[Units]:
+    bench = Units(build_units())
     yield bench
     bench.close()

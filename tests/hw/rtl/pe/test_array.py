@@ -18,7 +18,7 @@ from plora.hw.rtl.pe.array import PeArray, beat_layout, results_layout
 from plora.sim.golden.numerics import golden_gemm
 from tests.hw.rtl.pe.beats import Shape, make_beats, take_result
 from tests.hw.rtl.pe.bench import ARRAYS, TAG_BITS
-from tests.hw.rtl.pe.compiled import ACCUMULATOR, Array, ArrayRun, Compiled
+from tests.hw.rtl.pe.compiled import ACCUMULATOR, Array, ArrayRun, Units
 from tests.hw.rtl.pe.operands import KINDS, operands
 
 LATENCY = PeArray(preset("tiny"), tag_bits=1).latency
@@ -106,11 +106,11 @@ def check(job: Job, run: ArrayRun, groups: list[Group]) -> None:
         np.testing.assert_array_equal(result.numeric[:, :meaningful], numeric, str(group))
 
 
-def run_job(compiled: Compiled, name: str, groups: list[Group], seed: int = 0) -> Job:
+def run_job(units: Units, name: str, groups: list[Group], seed: int = 0) -> Job:
     config = ARRAYS[name]
     job = make_job(config, groups, seed)
     sizes = (beat_layout(config, TAG_BITS).size, results_layout(config, TAG_BITS).size)
-    check(job, compiled.array(name, job.beats, job.gaps, sizes), groups)
+    check(job, units.array(name, job.beats, job.gaps, sizes), groups)
     return job
 
 
@@ -139,9 +139,9 @@ def group_lists(draw: st.DrawFn, channels: int) -> list[Group]:
 @pytest.mark.parametrize("name", ARRAYS)
 @settings(max_examples=150)
 @given(data=st.data(), seed=st.integers(0, 1 << 32))
-def test_any_sequence_of_groups(compiled: Compiled, name: str, data: st.DataObject, seed: int) -> None:
+def test_any_sequence_of_groups(units: Units, name: str, data: st.DataObject, seed: int) -> None:
     groups = data.draw(group_lists(ARRAYS[name].channels))
-    run_job(compiled, name, groups, seed)
+    run_job(units, name, groups, seed)
 
 
 def whole(tap: int = 0, split_log2: int = 0, columns: int = 32, **changes: Any) -> Group:
@@ -150,50 +150,50 @@ def whole(tap: int = 0, split_log2: int = 0, columns: int = 32, **changes: Any) 
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_groups_of_one_beat_follow_each_other_every_cycle(compiled: Compiled, name: str) -> None:
-    job = run_job(compiled, name, [whole() for _ in range(50)])
+def test_groups_of_one_beat_follow_each_other_every_cycle(units: Units, name: str) -> None:
+    job = run_job(units, name, [whole() for _ in range(50)])
     assert job.accepted == list(range(50))
     assert [result[0] for result in job.results] == list(range(LATENCY, LATENCY + 50))
 
 
 @pytest.mark.parametrize(("tap", "columns"), [(1, 16), (1, 9), (2, 8), (2, 1)])
-def test_words_of_several_rows_give_a_result_every_cycle(compiled: Compiled, tap: int, columns: int) -> None:
-    job = run_job(compiled, "tiny", [whole(tap, columns=columns) for _ in range(20)])
+def test_words_of_several_rows_give_a_result_every_cycle(units: Units, tap: int, columns: int) -> None:
+    job = run_job(units, "tiny", [whole(tap, columns=columns) for _ in range(20)])
     assert [result[0] for result in job.results] == list(range(LATENCY, LATENCY + (20 << tap)))
 
 
-def test_merging_a_split_is_hidden_behind_further_beats(compiled: Compiled) -> None:
+def test_merging_a_split_is_hidden_behind_further_beats(units: Units) -> None:
     # Two parts of 32 lanes: two beats a group, one merge step: no beat ever waits.
-    job = run_job(compiled, "tiny", [whole(split_log2=1, columns=128) for _ in range(20)])
+    job = run_job(units, "tiny", [whole(split_log2=1, columns=128) for _ in range(20)])
     assert job.accepted == list(range(40))
 
 
-def test_groups_of_one_beat_wait_for_the_merging_of_the_one_before(compiled: Compiled) -> None:
-    job = run_job(compiled, "tiny", [whole(split_log2=1, columns=50) for _ in range(10)])
+def test_groups_of_one_beat_wait_for_the_merging_of_the_one_before(units: Units) -> None:
+    job = run_job(units, "tiny", [whole(split_log2=1, columns=50) for _ in range(10)])
     assert job.accepted == list(range(0, 20, 2))
 
 
-def test_an_unsplit_group_may_follow_a_split_one(compiled: Compiled) -> None:
-    run_job(compiled, "tiny", [whole(split_log2=i % 2, columns=20 + 13 * i) for i in range(12)])
+def test_an_unsplit_group_may_follow_a_split_one(units: Units) -> None:
+    run_job(units, "tiny", [whole(split_log2=i % 2, columns=20 + 13 * i) for i in range(12)])
 
 
-def test_sums_go_on_across_descriptors_and_pauses(compiled: Compiled) -> None:
-    run_job(compiled, "tiny", [whole(columns=1, gaps=[9]), replace(whole(gaps=[7, 0, 21]), columns=[31, 64, 5, 1])])
+def test_sums_go_on_across_descriptors_and_pauses(units: Units) -> None:
+    run_job(units, "tiny", [whole(columns=1, gaps=[9]), replace(whole(gaps=[7, 0, 21]), columns=[31, 64, 5, 1])])
 
 
-def test_abandoned_sums_leave_no_trace(compiled: Compiled) -> None:
+def test_abandoned_sums_leave_no_trace(units: Units) -> None:
     poison = whole(columns=64, kind="special", complete=False)
-    run_job(compiled, "tiny", [poison, whole(), poison, whole(1, columns=16), poison, whole(split_log2=1)])
+    run_job(units, "tiny", [poison, whole(), poison, whole(1, columns=16), poison, whole(split_log2=1)])
 
 
 @pytest.mark.parametrize("rows", range(1, 18))
 @pytest.mark.parametrize("columns", [1, 7, 8, 9, 16, 17, 32, 33, 257, 300])
-def test_every_geometry_of_small_operands(compiled: Compiled, rows: int, columns: int) -> None:
+def test_every_geometry_of_small_operands(units: Units, rows: int, columns: int) -> None:
     geometry = pack_geometry(preset("tiny"), rows, columns)
     split_log2, tap = geometry.split.bit_length() - 1, geometry.taps.bit_length() - 1
     assert Shape(preset("tiny"), tap, split_log2).rows == geometry.group_rows
     assert Shape(preset("tiny"), tap, split_log2).beats(columns) == geometry.beats
-    run_job(compiled, "tiny", [whole(tap, split_log2, columns, kind="any") for _ in range(geometry.groups)])
+    run_job(units, "tiny", [whole(tap, split_log2, columns, kind="any") for _ in range(geometry.groups)])
 
 
 @pytest.mark.parametrize("name", ARRAYS)

@@ -11,7 +11,7 @@ from amaranth.sim import Simulator
 from plora.hw.defs.config import DOT_LANES
 from plora.hw.rtl.pe.dot_unit import DotUnit, dot_sum_layout, segment_starts
 from plora.sim.golden.numerics import LIMB_BITS, fp16_product_grid
-from tests.hw.rtl.pe.compiled import ACCUMULATOR, Array, Compiled, sum_sticky, sum_value
+from tests.hw.rtl.pe.compiled import ACCUMULATOR, Array, Units, sum_sticky, sum_value
 from tests.hw.rtl.pe.operands import KINDS, SPECIAL, SPECIAL_BITS, operands
 
 
@@ -54,12 +54,12 @@ def stimuli(seed: int, rows: int, kind: str, enabled: float, firsts: float) -> t
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("enabled", "firsts"), [(1.0, 1.0), (0.8, 0.1), (0.1, 0.02)])
-def test_random_sums(compiled: Compiled, kind: str, enabled: float, firsts: float) -> None:
+def test_random_sums(units: Units, kind: str, enabled: float, firsts: float) -> None:
     vectors = stimuli(1, 8000, kind, enabled, firsts)
-    check(compiled.dot(*vectors), *vectors)
+    check(units.dot(*vectors), *vectors)
 
 
-def test_sums_of_alternating_sign_carry_and_borrow_through_the_whole_accumulator(compiled: Compiled) -> None:
+def test_sums_of_alternating_sign_carry_and_borrow_through_the_whole_accumulator(units: Units) -> None:
     # The largest product and the smallest one of the other sign: long runs of ones come and go.
     rows = 400
     a = np.zeros((rows, DOT_LANES), np.uint16)
@@ -69,21 +69,21 @@ def test_sums_of_alternating_sign_carry_and_borrow_through_the_whole_accumulator
     a[:, 9], b[:, 9] = 0x3C00, np.where(np.arange(rows) % 5, 0xA000, 0x2C00)
     first = np.arange(rows) == 0
     enable = np.ones_like(a, bool)
-    check(compiled.dot(a, b, enable, first), a, b, enable, first)
+    check(units.dot(a, b, enable, first), a, b, enable, first)
 
 
-def test_the_largest_number_of_the_largest_terms_does_not_wrap(compiled: Compiled) -> None:
+def test_the_largest_number_of_the_largest_terms_does_not_wrap(units: Units) -> None:
     rows = ACCUMULATOR.max_terms // DOT_LANES
     a, enable = np.full((rows, DOT_LANES), 0x5FFF, np.uint16), np.ones((rows, DOT_LANES), bool)
     first = np.arange(rows) == 0
     for b in (a, a | 0x8000):
-        words = compiled.dot(a, b, enable, first)
+        words = units.dot(a, b, enable, first)
         sign = 1 if b is a else -1
         assert sum_value(words[-1]) == sign * ACCUMULATOR.max_terms * (2047**2 << 28)
 
 
 @pytest.mark.parametrize("name", SPECIAL)
-def test_a_special_value_in_any_lane(compiled: Compiled, name: str) -> None:
+def test_a_special_value_in_any_lane(units: Units, name: str) -> None:
     # Lane i has the special value in row i, against each kind of partner; all others are ordinary.
     partners = np.repeat(SPECIAL_BITS, DOT_LANES)
     a, b, enable, first = stimuli(2, len(partners), "moderate", 1.0, 1.0)
@@ -91,18 +91,18 @@ def test_a_special_value_in_any_lane(compiled: Compiled, name: str) -> None:
     rows = np.arange(len(partners))
     a[rows, lanes], b[rows, lanes] = SPECIAL[name], partners
     for one, other in ((a, b), (b, a)):
-        check(compiled.dot(one, other, enable, first), one, other, enable, first)
+        check(units.dot(one, other, enable, first), one, other, enable, first)
     enable[rows, lanes] = False
-    check(compiled.dot(a, b, enable, first), a, b, enable, first)
+    check(units.dot(a, b, enable, first), a, b, enable, first)
 
 
-def test_flags_stay_until_the_next_first_beat(compiled: Compiled) -> None:
+def test_flags_stay_until_the_next_first_beat(units: Units) -> None:
     a = np.full((9, DOT_LANES), 0x3C00, np.uint16)
     b = a.copy()
     a[2, 3], b[2, 3] = 0x7C00, 0x3C00  # +infinity
     a[6, 3], b[6, 3] = 0x6000, 0xE000  # -(2**18), the first product beyond the grid
     enable, first = np.ones_like(a, bool), np.isin(np.arange(9), [0, 4, 8])
-    words = compiled.dot(a, b, enable, first)
+    words = units.dot(a, b, enable, first)
     assert [sum_sticky(word) for word in words] == [
         *([(False, False, False, False)] * 2),
         *([(False, True, False, False)] * 2),

@@ -11,7 +11,7 @@ import pytest
 from plora.hw.defs.queue import NUMERIC_NAN, NUMERIC_OVERFLOW
 from plora.hw.rtl.pe.dot_unit import segment_starts
 from plora.sim.golden.numerics import LIMB_BITS, Grid, grid_to_fp16
-from tests.hw.rtl.pe.compiled import ACCUMULATOR, STICKY, Array, Compiled, sum_bits, sum_sticky, sum_value, sum_words
+from tests.hw.rtl.pe.compiled import ACCUMULATOR, STICKY, Array, Units, sum_bits, sum_sticky, sum_value, sum_words
 
 LIMIT = 1 << ACCUMULATOR.bits - 2
 
@@ -27,14 +27,14 @@ def check_results(got: tuple[Array, Array], sums: Grid) -> None:
         )
 
 
-def check(compiled: Compiled, words: list[int]) -> None:
+def check(units: Units, words: list[int]) -> None:
     high, low = np.array([divmod(sum_value(word), 1 << LIMB_BITS) for word in words]).T
     flags = np.array([sum_sticky(word) for word in words]).T
-    check_results(compiled.drain(sum_words(words)), Grid(high, low, *flags))
+    check_results(units.drain(sum_words(words)), Grid(high, low, *flags))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_rounding_around_every_fp16_value_and_midpoint(compiled: Compiled, sign: int) -> None:
+def test_rounding_around_every_fp16_value_and_midpoint(units: Units, sign: int) -> None:
     values = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
     here = np.append(values, 65536.0).astype(np.int64) << 32
     here[:-1] += ((values % 1) * 2**32).astype(np.int64)
@@ -44,10 +44,10 @@ def test_rounding_around_every_fp16_value_and_midpoint(compiled: Compiled, sign:
     words = np.stack([steps & 0xFFFF_FFFF, steps >> 32 & 0xFFFF_FFFF, steps >> 63 & (1 << ACCUMULATOR.bits - 64) - 1])
     none = np.zeros(len(steps), bool)
     sums = Grid(steps >> LIMB_BITS, steps & (1 << LIMB_BITS) - 1, none, none, none, none)
-    check_results(compiled.drain(np.ascontiguousarray(words.T, np.uint32)), sums)
+    check_results(units.drain(np.ascontiguousarray(words.T, np.uint32)), sums)
 
 
-def test_sums_of_every_length_with_carries_held_back(compiled: Compiled) -> None:
+def test_sums_of_every_length_with_carries_held_back(units: Units) -> None:
     rng = random.Random(12)
     words: list[int] = []
     for bits in range(ACCUMULATOR.bits - 1):
@@ -58,10 +58,10 @@ def test_sums_of_every_length_with_carries_held_back(compiled: Compiled) -> None
             word = sum_bits(total - held, carries)
             assert sum_value(word) == total
             words.append(word)
-    check(compiled, words)
+    check(units, words)
 
 
-def test_carries_run_through_pieces_of_ones(compiled: Compiled) -> None:
+def test_carries_run_through_pieces_of_ones(units: Units) -> None:
     starts = [*segment_starts(ACCUMULATOR), ACCUMULATOR.bits]
     words = []
     for pattern in range(3 ** (len(starts) - 1)):
@@ -70,16 +70,16 @@ def test_carries_run_through_pieces_of_ones(compiled: Compiled) -> None:
             piece = (0, (1 << end - start) - 1, (1 << end - start) - 2)[rest % 3]
             value, rest = value | piece << start, rest // 3
         words += [sum_bits(value, carries) for carries in range(8)]
-    check(compiled, [word for word in words if abs(sum_value(word)) < 1 << ACCUMULATOR.bits - 1])
+    check(units, [word for word in words if abs(sum_value(word)) < 1 << ACCUMULATOR.bits - 1])
 
 
 @pytest.mark.parametrize("sticky", range(1 << len(STICKY)))
-def test_sticky_flags(compiled: Compiled, sticky: int) -> None:
+def test_sticky_flags(units: Units, sticky: int) -> None:
     steps = [0, 1, -1, 5 << 30, -(7 << 40), 65504 << 32, -(65520 << 32), LIMIT, -LIMIT]
-    check(compiled, [sum_bits(value, 0, sticky) for value in steps])
+    check(units, [sum_bits(value, 0, sticky) for value in steps])
 
 
-def test_special_results_by_name(compiled: Compiled) -> None:
+def test_special_results_by_name(units: Units) -> None:
     nan, positive, negative, clipped = (1 << STICKY.index(name) for name in STICKY)
     both = NUMERIC_NAN | NUMERIC_OVERFLOW
     cases = {
@@ -97,6 +97,6 @@ def test_special_results_by_name(compiled: Compiled) -> None:
         "first infinity": (sum_bits(65520 << 32), 0x7C00, NUMERIC_OVERFLOW),
         "far beyond, negative": (sum_bits(-LIMIT), 0xFC00, NUMERIC_OVERFLOW),
     }
-    values, numeric = compiled.drain(sum_words([word for word, _, _ in cases.values()]))
+    values, numeric = units.drain(sum_words([word for word, _, _ in cases.values()]))
     for index, (name, (_, value, flags)) in enumerate(cases.items()):
         assert (values[index], numeric[index]) == (value, flags), name

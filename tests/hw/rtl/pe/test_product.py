@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from plora.sim.golden.numerics import fp16_product_grid
-from tests.hw.rtl.pe.compiled import ACCUMULATOR, Array, Compiled
+from tests.hw.rtl.pe.compiled import ACCUMULATOR, Array, Product
 from tests.hw.rtl.pe.operands import SPECIAL, SPECIAL_BITS
 
 
-def check(compiled: Compiled, a: Array, b: Array, enable: Array) -> None:
-    steps, negative, nan, infinite, clipped = compiled.products(a, b, enable)
+def check(product: Product, a: Array, b: Array, enable: Array) -> None:
+    steps, negative, nan, infinite, clipped = product.some(a, b, enable)
     golden = fp16_product_grid(a.view(np.float16), b.view(np.float16), ACCUMULATOR)
     assert (nan == (golden.nan & enable)).all()
     assert (clipped == (golden.clipped & enable)).all()
@@ -25,26 +25,26 @@ def check(compiled: Compiled, a: Array, b: Array, enable: Array) -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_products_of_all_pairs_of_special_values(compiled: Compiled, enabled: bool) -> None:
+def test_products_of_all_pairs_of_special_values(product: Product, enabled: bool) -> None:
     a, b = (np.ascontiguousarray(axis).ravel() for axis in np.meshgrid(SPECIAL_BITS, SPECIAL_BITS))
-    check(compiled, a, b, np.full(a.size, enabled))
+    check(product, a, b, np.full(a.size, enabled))
 
 
 @pytest.mark.parametrize("name", SPECIAL)
-def test_products_of_a_special_value_with_everything(compiled: Compiled, name: str) -> None:
+def test_products_of_a_special_value_with_everything(product: Product, name: str) -> None:
     b = np.arange(1 << 16, dtype=np.uint16)
     for sign in (0, 0x8000):
-        check(compiled, np.full_like(b, SPECIAL[name] | sign), b, np.ones(b.size, bool))
+        check(product, np.full_like(b, SPECIAL[name] | sign), b, np.ones(b.size, bool))
 
 
-def test_random_products_with_lanes_off_and_on(compiled: Compiled) -> None:
+def test_random_products_with_lanes_off_and_on(product: Product) -> None:
     rng = np.random.default_rng(11)
     a, b = rng.integers(0, 1 << 16, (2, 500_000), dtype=np.uint16)
-    check(compiled, a, b, rng.random(a.size) < 0.9)
+    check(product, a, b, rng.random(a.size) < 0.9)
 
 
 @pytest.mark.parametrize("first", [0x0000, 0x03FF, 0x0400, 0x1ABC, 0x3C00, 0x5FFF, 0x7BFF, 0x7C00, 0xFFFF])
-def test_products_agree_with_double_arithmetic(compiled: Compiled, first: int) -> None:
+def test_products_agree_with_double_arithmetic(product: Product, first: int) -> None:
     # All 2**32 of them: tests/bench/all_products.py.
-    wrong, example = compiled.all_products(first, first + 1)
+    wrong, example = product.all(first, first + 1)
     assert wrong == 0, f"{wrong} wrong products, one of {example >> 16:#06x} and {example & 0xFFFF:#06x}"

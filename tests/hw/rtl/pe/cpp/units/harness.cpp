@@ -1,8 +1,6 @@
-// The units of bench.py behind C functions that move whole arrays of stimuli and responses.
-#include <cmath>
+// PeBench of bench.py behind C functions that move whole arrays of stimuli and responses.
 #include <cstdint>
 #include <cstring>
-#include <deque>
 
 #include "Vndp.h"
 #include "verilated.h"
@@ -47,13 +45,6 @@ void store(const VlWide<N>& port, uint32_t* words) { std::memcpy(words, port.dat
 void store(const QData& port, uint32_t* words) { std::memcpy(words, &port, sizeof port); }
 template <std::size_t N>
 void scramble(Bench& bench, VlWide<N>& port) { for (std::size_t i = 0; i < N; ++i) port.data()[i] = bench.scramble(); }
-
-// Value of a finite FP16 bit pattern, in units of its last subnormal bit, 2**-24.
-double units(uint32_t bits) {
-    uint32_t exponent = bits >> 10 & 31, fraction = bits & 1023;
-    double magnitude = std::ldexp(fraction + (exponent ? 1024.0 : 0.0), exponent ? int(exponent) - 1 : 0);
-    return bits >> 15 ? -magnitude : magnitude;
-}
 
 // Drives one array. Beats are offered in order, each after its gap of cycles without one, in which
 // the payload is noise. Returns the number of results, or -1 if some beat was never accepted.
@@ -105,63 +96,9 @@ extern "C" {
 void* pe_open() { return new Bench; }
 void pe_close(void* handle) { delete static_cast<Bench*>(handle); }
 
-// addend is the port's; flags are bit 0 negative, 1 NaN, 2 infinite, 3 clipped.
-void pe_products(void* handle, int64_t count, const uint16_t* a, const uint16_t* b, const uint8_t* enable,
-                 uint64_t* addend, uint8_t* flags) {
-    Vndp& dut = static_cast<Bench*>(handle)->dut;
-    for (int64_t i = 0; i < count; ++i) {
-        dut.product_a = a[i];
-        dut.product_b = b[i];
-        dut.product_enable = enable[i];
-        dut.eval();
-        addend[i] = dut.product_addend;
-        flags[i] = dut.product_flags;
-    }
-}
-
-// Every product of first <= a < end with all b, against double arithmetic, which is exact here:
-// 22-bit products, then whole steps. Returns the number of wrong ones; the last of them in *wrong.
-int64_t pe_all_products(void* handle, uint32_t first, uint32_t end, int32_t lsb_exponent, int32_t product_bits,
-                        uint32_t* wrong) {
-    Vndp& dut = static_cast<Bench*>(handle)->dut;
-    const double scale = std::ldexp(1.0, -48 - lsb_exponent), limit = std::ldexp(1.0, product_bits);
-    int64_t mismatches = 0;
-    dut.product_enable = 1;
-    for (uint32_t a = first; a < end; ++a) {
-        const bool special_a = (a & 0x7C00) == 0x7C00;
-        const double units_a = units(a) * scale;
-        dut.product_a = a;
-        for (uint32_t b = 0; b < 0x10000; ++b) {
-            dut.product_b = b;
-            dut.eval();
-            const bool special_b = (b & 0x7C00) == 0x7C00;
-            const uint32_t flags = dut.product_flags;
-            const bool negative = (a ^ b) >> 15 & 1;
-            bool good;
-            if (special_a || special_b) {
-                const bool nan = (special_a && (a & 0x3FF)) || (special_b && (b & 0x3FF)) || !(a & 0x7FFF) || !(b & 0x7FFF);
-                good = (flags >> 1 & 1) == nan && (flags & 8) == 0 && (nan || ((flags & 4) && (flags & 1) == negative));
-            } else {
-                const double steps = std::trunc(std::fabs(units_a * units(b)));
-                if (steps >= limit) {
-                    good = flags == (8u | negative);
-                } else {
-                    const int64_t value = int64_t(dut.product_addend) + negative - (int64_t(1) << product_bits);
-                    good = flags == negative && value == (negative ? -int64_t(steps) : int64_t(steps));
-                }
-            }
-            if (!good) {
-                ++mismatches;
-                *wrong = a << 16 | b;
-            }
-        }
-    }
-    return mismatches;
-}
-
 // One set of operands a cycle; sums[i] is the port `latency` cycles after operands i.
-void pe_dot(void* handle, int64_t count, int64_t latency, const uint16_t* a, const uint16_t* b, const uint16_t* enable,
-            const uint8_t* first, uint32_t* sums) {
+int64_t pe_dot(void* handle, int64_t count, int64_t latency, const uint16_t* a, const uint16_t* b, const uint16_t* enable,
+               const uint8_t* first, uint32_t* sums) {
     Bench& bench = *static_cast<Bench*>(handle);
     Vndp& dut = bench.dut;
     const std::size_t words = sizeof(dut.dot_sum) / 4;
@@ -180,10 +117,11 @@ void pe_dot(void* handle, int64_t count, int64_t latency, const uint16_t* a, con
         bench.tick();
         if (i >= latency - 1 && i - (latency - 1) < count) store(dut.dot_sum, sums + (i - (latency - 1)) * words);
     }
+    return count;
 }
 
 // One sum a cycle; values[i] and numeric[i] are the ports `latency` cycles after sum i.
-void pe_drain(void* handle, int64_t count, int64_t latency, const uint32_t* sums, uint16_t* values, uint8_t* numeric) {
+int64_t pe_drain(void* handle, int64_t count, int64_t latency, const uint32_t* sums, uint16_t* values, uint8_t* numeric) {
     Bench& bench = *static_cast<Bench*>(handle);
     Vndp& dut = bench.dut;
     const std::size_t words = sizeof(dut.drain_sum) / 4;
@@ -198,6 +136,7 @@ void pe_drain(void* handle, int64_t count, int64_t latency, const uint32_t* sums
             numeric[i - (latency - 1)] = dut.drain_numeric;
         }
     }
+    return count;
 }
 
 #define PE_ARRAY(NAME)                                                                                              \
