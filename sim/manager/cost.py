@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +58,8 @@ class AttentionCost:
 
     Attributes:
         layers: their number.
-        near_base, near_slope: GPU time of one layer is ``near_base + P near_slope`` (0 at P = 0).
+        near_base, near_slope, near_floor, sharpness: GPU time of one layer at P > 0 is
+            ``near_base + (near_floor**s + (P near_slope)**s)**(1/s)``, a smooth maximum.
         far_base: latencies and exposed transfers of one layer, at P < 1.
         far_device, far_up: device time and link time of one layer at P = 0, falling to 0 at P = 1.
         down, up: link time of one layer that does not depend on P (queries, partial results).
@@ -76,22 +77,49 @@ class AttentionCost:
     up: float
     kv_bytes: float
     copies: bool
+    near_floor: float = 0.0
+    sharpness: float = 64.0
+
+    def near(self, share: Any) -> Any:
+        """Return the GPU's time for one layer at P = `share` > 0 (a number or an array)."""
+        slope, power = self.near_slope * share, self.sharpness
+        if self.near_floor <= 1e-4 * self.near_slope:
+            return self.near_base + self.near_floor + slope
+        # Scaled by the floor, so that large powers of large times do not overflow.
+        ratio = slope / self.near_floor
+        return self.near_base + self.near_floor * (1.0 + ratio**power) ** (1.0 / power)
+
+    def far(self, share: float) -> float:
+        """Return the far side's time for one layer at P = `share` < 1."""
+        return self.far_base + max((1 - share) * self.far_device, (1 - share) * self.far_up + self.up, self.down)
 
     def time(self, share: float) -> float:
         """Return the time of all layers at P = `share`."""
-        near = self.near_base + share * self.near_slope if share > 0 else 0.0
-        far = 0.0
-        if share < 1:
-            work = max((1 - share) * self.far_device, (1 - share) * self.far_up + self.up, self.down)
-            far = self.far_base + work
-        return self.layers * max(near, far)
+        near = self.near(share) if share > 0 else 0.0
+        return self.layers * max(near, self.far(share) if share < 1 else 0.0)
 
     def balance(self) -> tuple[float, float]:
         """Return the P at which the time is least, and that time."""
-        slope = max(self.far_device, self.far_up)
-        meet = (self.far_base + slope - self.near_base) / max(self.near_slope + slope, 1e-30)
-        choices = (0.0, min(max(meet, 0.0), 1.0), 1.0)
-        best = min(choices, key=self.time)
+        # The GPU's time grows with P and the far side's falls: where they meet is the best of all
+        # mixed shares, and only "no copies" and "nothing but copies" can be better.
+        low, high = 0.0, 1.0
+        under, over = self.near_base + self.near_floor - self.far(0.0), self.near(1.0) - self.far(1.0)
+        if over > 0 > under:
+            # Regula falsi: the gap is nearly linear, so a few lines find its zero. An end that stays
+            # twice counts half (Illinois), or the other one would creep.
+            side = 0
+            for _ in range(SECANTS):
+                middle = low - under * (high - low) / (over - under)
+                gap = self.near(middle) - self.far(middle)
+                if gap < 0:
+                    low, under, over = middle, gap, over / 2 if side < 0 else over
+                    side = -1
+                else:
+                    high, over, under = middle, gap, under / 2 if side > 0 else under
+                    side = 1
+        elif over <= 0:
+            low = 1.0
+        best = min((0.0, low, high, 1.0), key=self.time)
         return best, self.time(best)
 
     def best(self, share_cap: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -101,7 +129,7 @@ class AttentionCost:
             return np.full(len(share_cap), least), np.full(len(share_cap), goal)
         none = self.time(0.0)
         far = self.far_base + np.maximum((1 - share_cap) * self.far_device, (1 - share_cap) * self.far_up + self.up)
-        partial = self.layers * np.maximum(far, self.near_base + share_cap * self.near_slope)
+        partial = self.layers * np.maximum(far, self.near(share_cap))
         time = np.where(share_cap >= goal, least, np.minimum(partial, none))
         share = np.where(share_cap >= goal, goal, np.where(partial < none, share_cap, 0.0))
         return time, share
@@ -136,6 +164,9 @@ Composition = Literal["dependency", "overlap", "additive"]
 
 PLATEAU = 1e-3
 """Weight of what does not bound the step: it breaks ties between decisions that are equally fast."""
+
+SECANTS = 8
+"""Lines by which the best share of KV in HBM is sought."""
 
 MOST_VECTORS = 100_000
 """Feature vectors that are remembered at most."""

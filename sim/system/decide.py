@@ -70,9 +70,6 @@ class AttentionModel:
         self._setting = setting
         self._rates = _rates(setting.machine)
         self._ports = len(set(setting.machine.up)) or 1
-        work = setting.work
-        shortest = setting.machine.times.attention_ps(1, np.ones(1), work.kv_token_bytes, 0.0)
-        self._kernel = float(shortest[0])  # what a kernel takes that reads next to nothing
 
     def of(self, batch: Batch) -> AttentionCost:
         """Return the cost of `batch`; layers that differ only in a sliding window are averaged."""
@@ -90,9 +87,10 @@ class AttentionModel:
         times, layers, rates = machine.times, work.layers, self._rates
         kv_bytes = tokens * work.kv_token_bytes
         flops = tokens * work.attention_flops_per_token
-        stream = max(kv_bytes * times.hbm_ps, flops * times.flop_ps)
+        constant, floor, per_byte, sharpness = times.attention_curve(rows)
+        stream = max(kv_bytes * per_byte, flops * times.flop_ps)
         if not machine.has_far or spec.kv.home == "hbm":
-            return AttentionCost(layers, 0.0, 0.0, self._kernel + stream, 0.0, 0.0, 0.0, 0.0, 0.0, False)
+            return AttentionCost(layers, 0.0, 0.0, constant + max(floor, stream), 0.0, 0.0, 0.0, 0.0, 0.0, False)
         devices, ports = machine.far_devices, self._ports
         stored = rows * work.kv_token_bytes
         if spec.kv.attention == "gpu":
@@ -111,7 +109,7 @@ class AttentionModel:
             far_base = rates.round_trip + (down + up) / chunks + times.merge_ps(2 * rows * work.partial_bytes)
         return AttentionCost(
             layers=layers,
-            near_base=self._kernel,
+            near_base=constant,
             near_slope=stream,
             far_base=far_base,
             far_device=per_device,
@@ -120,6 +118,8 @@ class AttentionModel:
             up=up,
             kv_bytes=float(total * work.kv_token_bytes * layers),
             copies=spec.kv.hbm_copies,
+            near_floor=floor,
+            sharpness=sharpness,
         )
 
 

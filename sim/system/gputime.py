@@ -15,6 +15,9 @@ from plora.sim.llm.config import ModelConfig
 from plora.sim.llm.moe import expected_distinct_experts
 from plora.sim.system.clock import PS_PER_NS, PS_PER_S, duration_ps
 
+SHARP = 64.0
+"""A smooth maximum this sharp is a maximum for all purposes."""
+
 
 @dataclass(frozen=True)
 class GpuTimes:
@@ -113,6 +116,21 @@ class GpuTimes:
             element_bytes=token_bytes / (2 * kv_heads * self.model.head_dim),
         )
         return np.where(tokens > 0, np.rint(ns * PS_PER_NS), 0).astype(np.int64)
+
+    def attention_curve(self, requests: int) -> tuple[float, float, float, float]:
+        """Return how `attention_ps` depends on the bytes read: constant, floor, time per byte, sharpness.
+
+        The time is ``constant + blend(floor, bytes * per byte)`` with the smooth maximum of
+        `plora.sim.hardware.kernels`.
+        """
+        if self.mode == "roofline":
+            return 0.0, 0.0, self.hbm_ps, SHARP
+        fit = kernels.calibration(self.gpu).decode_attention
+        items = requests * max(1, self.model.num_key_value_heads // self.gpus)
+        per_us = 1000 * PS_PER_NS
+        per_byte = PS_PER_S / (self.gpu.hbm_gb_per_s * 1e9 * fit.memory_efficiency)
+        floor = fit.us_per_wave * items / self.gpu.sms * per_us
+        return fit.constant_us * per_us, floor, per_byte, fit.sharpness
 
     def lora_ps(self, hbm_bytes: int, flops: int, kernels_share: float) -> int:
         """Time of adapter products on the GPU that start `kernels_share` of a shrink and an expand kernel."""

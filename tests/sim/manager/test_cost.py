@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plora.sim.manager.cost import PLATEAU, AttentionCost, CostModel, GroupCost, Rates
 
@@ -76,13 +78,16 @@ def test_cached_bytes_count_both_matrices_for_e1_and_b_for_e4() -> None:
     assert model.cached_per_rank == (2 * 4 * 500, 0, 0, 2 * 4 * 200)
 
 
-def test_attention_balances_hbm_against_the_devices() -> None:
-    attention = AttentionCost(10, 2.0, 30.0, 4.0, 60.0, 0.0, 0.0, 0.0, 1000.0, True)
-    share, time = attention.balance()
-    assert 2.0 + 30.0 * share == pytest.approx(4.0 + 60.0 * (1 - share))
-    assert time == pytest.approx(10 * (2 + 30 * share))
-    grid = [attention.time(p) for p in np.linspace(0, 1, 1001)]
-    assert time <= min(grid) + 1e-9
+@given(st.floats(0, 50), st.floats(0, 50), st.floats(1, 100), st.floats(1.2, 6), st.floats(0, 50), st.floats(1, 200))
+def test_attention_balances_hbm_against_the_devices(
+    base: float, floor: float, slope: float, sharpness: float, far_base: float, far_device: float
+) -> None:
+    attention = AttentionCost(
+        10, base, slope, far_base, far_device, 0.0, 0.0, 0.0, 1000.0, True, near_floor=floor, sharpness=sharpness
+    )
+    _, time = attention.balance()
+    grid = min(attention.time(p) for p in np.linspace(0, 1, 2001))
+    assert time <= grid * 1.001
 
 
 def test_room_for_copies_limits_their_share() -> None:
