@@ -38,6 +38,7 @@ class BlockResult:
         cells: library cells in one, by name.
         srams: memories in one.
         paths: longest paths, blocks below included.
+        misses: register to register paths over the clock period, see `TimingAnalysis.misses`.
         recipe: what it was mapped by.
     """
 
@@ -49,6 +50,7 @@ class BlockResult:
     cells: Counter[str]
     srams: Counter[SramMacro]
     paths: dict[PathClass, TimingPath]
+    misses: tuple[TimingPath, ...]
     recipe: str
 
     @property
@@ -65,10 +67,11 @@ class BlockResult:
 
 @dataclass(frozen=True)
 class DesignResult:
-    """A design after mapping: its blocks, children before parents, the last one being the top."""
+    """A design after mapping: its blocks, children before parents, the last one being the top, and their netlists."""
 
     config: NdpConfig
     blocks: tuple[BlockResult, ...]
+    netlists: dict[str, Netlist]
 
     def block(self, name: str) -> BlockResult:
         """Return the block called ``name``.
@@ -184,6 +187,7 @@ class Flow:
             cells=Counter({kind: n for kind, n in netlist.counts().items() if kind in library.cells}),
             srams=srams,
             paths=analysis.paths(),
+            misses=tuple(analysis.misses(self.period_ps, library.cells)),
             recipe=recipe.name,
         )
 
@@ -274,4 +278,4 @@ def synthesize(
     if units:
         blocks = below(blocks, units)
     flow = Flow(target, chosen, period_ps=period_ps, wire_ff=wire_ff, tell=tell)
-    return DesignResult(config, tuple(flow.run(blocks)))
+    return DesignResult(config, tuple(flow.run(blocks)), flow.netlists)

@@ -98,15 +98,48 @@ def _bottom_up(modules: dict[str, VerilogModule], top: str) -> list[str]:
     return list(order)
 
 
+_INVENTED = re.compile(r"\\port\$\d+\$\d+ ")
+"""A port that Amaranth made for a signal used across a module's border; numbered through the whole design."""
+
+
+def _port_names(text: str) -> dict[str, str]:
+    """Return names for the invented ports of a module that depend on nothing outside it: their order."""
+    header = text[: text.index(");")]
+    return {old: f"\\port${number} " for number, old in enumerate(_INVENTED.findall(header))}
+
+
+def _with_port_names(text: str, own: dict[str, str], children: dict[str, dict[str, str]]) -> str:
+    """Return the text of a module with its own invented ports renamed, and those of the instances in it."""
+
+    def renamed(part: str) -> str:
+        return _INVENTED.sub(lambda found: own.get(found[0], found[0]), part)
+
+    lines = []
+    pins: dict[str, str] = {}
+    for line in text.splitlines():
+        connection = re.match(r"    \.(\\\S+ |\w+)(.*)", line)
+        if connection is not None:
+            lines.append(f"    .{pins.get(connection[1], connection[1])}{renamed(connection[2])}")
+            continue
+        instance = re.match(r"  (\\\S+|\w+) ", line)
+        if instance is not None:
+            pins = children.get(_plain(instance[1]), {})
+        lines.append(renamed(line))
+    return "\n".join(lines)
+
+
 def merge_equal(modules: dict[str, VerilogModule], top: str) -> dict[str, VerilogModule]:
     """Return the modules below ``top`` with every set of equal ones replaced by its first."""
     kept: dict[str, str] = {}
     renames: dict[str, str] = {}
+    ports: dict[str, dict[str, str]] = {}
     merged: dict[str, VerilogModule] = {}
     for name in _bottom_up(modules, top):
         module = modules[name]
         instances = tuple((instance, renames[child]) for instance, child in module.instances)
-        lines = [_renamed(line, {name: name, **renames}) for line in module.text.splitlines()]
+        ports[name] = _port_names(module.text)
+        text = _with_port_names(module.text, ports[name], ports)
+        lines = [_renamed(line, {name: name, **renames}) for line in text.splitlines()]
         anonymous = "\n".join(_renamed(line, {name: "@"}) for line in lines)
         renames[name] = kept.setdefault(anonymous, name)
         if renames[name] == name:

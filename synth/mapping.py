@@ -130,8 +130,9 @@ def map_module(verilog: str, top: str, target: Target, recipe: Recipe, period_ps
     abc = recipe.abc.format(D=f"{delay:.0f}").replace("; ", ";").replace(" ", ",")
     script = "\n".join(
         [
-            "read_verilog -sv design.v",
+            "read_verilog -sv -noassert -noassume design.v",
             f"synth -flatten -noabc -noshare {recipe.options} -top {top}",
+            "delete t:$print t:$check",
             "dfflibmap -liberty cells.lib",
             "opt_clean",
             f"abc -liberty cells.lib -constr constraints -script +{abc}",

@@ -36,6 +36,14 @@ def path_data(path: TimingPath, fo4_ps: float) -> dict[str, Any]:
     }
 
 
+def path_blocks(block: BlockResult, path: TimingPath, fo4_ps: float) -> str:
+    """Return the blocks that a path leaves, each with the net and the time in FO4, and where it ends."""
+    steps = [step for step in path.steps if step.cell not in block.cells]
+    steps = steps or [path.steps[0]]
+    hops = [f"{step.cell.rpartition('.')[2]} {step.net} at {step.at_ps / fo4_ps:.1f}" for step in steps]
+    return f"{', '.join(hops)}, to {path.end}"
+
+
 def block_data(block: BlockResult, target: Target, node: Node) -> dict[str, Any]:
     """Return a block as a JSON object."""
     fo4_ps = target.library.fo4_ps()
@@ -51,6 +59,7 @@ def block_data(block: BlockResult, target: Target, node: Node) -> dict[str, Any]
         "period_fo4": round(period_fo4, 1),
         "fmax_ghz": round(fmax_ghz(period_fo4, node), 3) if block.period_ps else None,
         "paths": {kind.value: path_data(path, fo4_ps) for kind, path in block.paths.items()},
+        "misses": [path_data(path, fo4_ps) for path in block.misses],
         "srams": sram_data(block.srams),
     }
 
@@ -138,6 +147,14 @@ def design_text(result: DesignResult, target: Target, node: Node) -> str:
         table(rows),
         "",
     ]
+    misses = [(block, path) for block in result.blocks for path in block.misses]
+    if misses:
+        lines.append(
+            "register to register paths over the clock period, the longest through each chain of blocks (FO4):"
+        )
+        for block, path in sorted(misses, key=lambda miss: -miss[1].length_ps):
+            lines.append(f"{path.length_ps / fo4_ps:6.1f}  in {block.name}: {path_blocks(block, path, fo4_ps)}")
+        lines.append("")
     for part, what in GROUPS:
         ge = result.total_ge(f"{part}.")
         if ge:

@@ -15,7 +15,7 @@ found without ever analysing the whole design flat.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -208,6 +208,23 @@ class TimingAnalysis:
                 if worst is not None and worst[0] != NEVER:
                     found[kind] = self._path(kind, worst, arrivals)
         return found
+
+    def misses(self, period_ps: float, gates: Container[str]) -> list[TimingPath]:
+        """Return register to register paths longer than ``period_ps``: of those through the same blocks, the longest.
+
+        Args:
+            period_ps: clock period.
+            gates: names of cells that are no blocks.
+        """
+        worst: dict[tuple[str, ...], TimingPath] = {}
+        for end in sorted(self._captured(self.from_registers), reverse=True):
+            if end[0] <= period_ps:
+                break
+            path = self._path(PathClass.REGISTER, end, self.from_registers)
+            blocks = (*(step.cell for step in path.steps if step.cell not in gates), path.end.partition(".")[0])
+            # Paths within one block all end at cells of their own: one of them stands for the rest.
+            worst.setdefault(blocks if len(blocks) > 1 else (), path)
+        return list(worst.values())
 
     def _captured(self, arrivals: _Arrivals) -> Iterator[tuple[float, int, int, str]]:
         for net, end, tables in self.captures:
