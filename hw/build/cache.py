@@ -9,8 +9,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,15 @@ from plora.hw.defs.errors import UserError
 
 SOURCES = Path(__file__).resolve().parent.parent
 """The folder of `plora.hw`."""
+
+KEPT_RESULTS = 6
+"""Results of one name that are kept however old they are."""
+
+KEPT_S = 3600
+"""Seconds for which every result is kept after its last use: another process may be about to open it."""
+
+ABANDONED_S = 6 * 3600
+"""Seconds after which a temporary folder is taken for that of a build that was killed."""
 
 
 def build_root() -> Path:
@@ -55,6 +66,17 @@ def sources_key() -> str:
     return content_key(*parts)
 
 
+def _prune(root: Path, name: str) -> None:
+    """Remove results of ``name`` that newer ones have replaced, and what interrupted builds left behind."""
+    now = time.time()
+    results = [path for path in root.iterdir() if re.fullmatch(rf"{re.escape(name)}-[0-9a-f]+", path.name)]
+    results.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    old = [path for path in results[KEPT_RESULTS:] if now - path.stat().st_mtime > KEPT_S]
+    old += [path for path in root.glob(".*-*") if now - path.stat().st_mtime > ABANDONED_S]
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as stream:
@@ -77,6 +99,7 @@ def cached(name: str, key: str, build: Callable[[Path], None]) -> Path:
     root = build_root()
     final = root / f"{name}-{key}"
     if final.is_dir():
+        os.utime(final)  # the age of a result is counted from its last use
         return final
     try:
         (root / "locks").mkdir(parents=True, exist_ok=True)
@@ -93,6 +116,7 @@ def cached(name: str, key: str, build: Callable[[Path], None]) -> Path:
                 if log.is_file():
                     log.replace(root / f"{name}-{key}.log")
                 shutil.rmtree(work, ignore_errors=True)
+            _prune(root, name)
     except (PermissionError, FileExistsError, NotADirectoryError) as error:
         raise UserError(f"cannot build in {root}: {error.strerror}; set PLORA_BUILD_DIR to another folder") from error
     return final

@@ -49,6 +49,7 @@ def build_library(
     trace: str | None = None,
     name: str | None = None,
     harness: Path = HARNESS,
+    blocks: Sequence[str] = (),
 ) -> Path:
     """Return the path of a shared library with the design ``verilog`` inside a C++ test bench.
 
@@ -59,21 +60,24 @@ def build_library(
         trace: compile waves in, ``"vcd"`` or ``"fst"`` (slower to build and to run; FST needs zlib's headers).
         name: what to call the library; default ``top``.
         harness: folder of the test bench, with a file ``harness.cpp``; default that of `plora.hw.cosim`.
+        blocks: modules that are compiled once and called, instead of being flattened into the design: less
+            to compile where one has many instances, slower to run.
 
     Raises:
         UserError: a tool is missing, or one of them failed; the message names the log.
     """
     build = _Build(trace)
     sources = sorted(path for path in harness.rglob("*") if path.is_file())
-    key = content_key(verilog, *[path.read_bytes() for path in sources], f"{top} {channels}", build.identity)
+    key = content_key(verilog, *[path.read_bytes() for path in sources], f"{top} {channels} {blocks}", build.identity)
     label = (name or top) + (f"-{trace}" if trace else "")
 
     def fill(work: Path) -> None:
         runtime = build.runtime()
         (work / f"{top}.v").write_text(verilog)
         with (work / "build.log").open("w") as log:
-            objects = build.verilate(work, top, [f"lib{PREFIX}.a"], log)
-            build.link(work, objects, runtime, harness, channels, log)
+            archives = [f"lib{PREFIX}.a", *[f"V{block}/lib{block}.a" for block in blocks]]
+            objects = build.verilate(work, top, archives, log, blocks)
+            build.link(work, objects, [objects / name for name in archives] + [runtime], harness, channels, log)
         shutil.rmtree(objects)
 
     folder = _cached(f"lib-{label}", key, fill)
@@ -130,11 +134,14 @@ class _Build:
         name = f"runtime-{self.trace}" if self.trace else "runtime"
         return _cached(name, content_key(_EMPTY_DESIGN, self.identity), fill) / "libverilated.a"
 
-    def verilate(self, work: Path, top: str, targets: Sequence[str], log: TextIO) -> Path:
+    def verilate(self, work: Path, top: str, targets: Sequence[str], log: TextIO, blocks: Sequence[str] = ()) -> Path:
         """Translate ``work/TOP.v`` to C++, make ``targets`` of it, and return their folder."""
         if any(character.isspace() for character in str(work)):
             raise UserError(f"make cannot build in a folder with a space in its name: set PLORA_BUILD_DIR (now {work})")
         objects = work / "objects"
+        settings = work / "blocks.vlt"
+        lines = [f'hier_block -module "{block}"' for block in blocks]
+        settings.write_text("\n".join(["`verilator_config", *lines, ""]))
         self._run(
             [
                 str(self.verilator.program),
@@ -143,6 +150,7 @@ class _Build:
                 *("--prefix", PREFIX),
                 *("--Mdir", str(objects)),
                 *("-CFLAGS", " ".join(self.cxx_flags)),
+                *(["--hierarchical", str(settings)] if blocks else []),
                 str(work / f"{top}.v"),
             ],
             log,
@@ -165,8 +173,10 @@ class _Build:
         )
         return objects
 
-    def link(self, work: Path, objects: Path, runtime: Path, harness: Path, channels: int, log: TextIO) -> None:
-        """Compile the test bench against the design in ``objects`` and link everything to ``work/libndp.so``."""
+    def link(
+        self, work: Path, objects: Path, archives: Sequence[Path], harness: Path, channels: int, log: TextIO
+    ) -> None:
+        """Compile the test bench against the design in ``objects`` and link all to ``work/libndp.so``."""
         include = self._include(objects)
         self._run(
             [
@@ -179,8 +189,7 @@ class _Build:
                 *("-isystem", str(objects), "-isystem", include, "-isystem", f"{include}/vltstd"),
                 *("-shared", "-o", str(work / LIBRARY)),
                 str(harness / "harness.cpp"),
-                str(objects / f"lib{PREFIX}.a"),
-                str(runtime),
+                *[str(archive) for archive in archives],
                 "-pthread",
                 *(["-lz"] if self.trace == "fst" else []),
             ],

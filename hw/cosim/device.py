@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from plora.hw.build.device import device_library
 from plora.hw.build.verilator import build_library
-from plora.hw.build.verilog import TOP, device_verilog
+from plora.hw.build.verilog import TOP
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.ports import Resp
@@ -190,15 +191,11 @@ class RtlDevice:
         self.config = config
         self.memory: npt.NDArray[np.uint8] = np.zeros(dram_bytes, np.uint8)
         """The device's DRAM: byte i is DPA i. The back door; see `peek` and `poke`."""
-        self._library = _open_library(
-            build_library(
-                verilog or device_verilog(config),
-                top=top,
-                channels=config.channels,
-                trace=trace_format,
-                name=f"{top}-{config.name}",
-            )
-        )
+        if verilog is None:
+            path = device_library(config, trace=trace_format)
+        else:
+            path = build_library(verilog, top=top, channels=config.channels, trace=trace_format)
+        self._library = _open_library(path)
         # Kept: the test bench reads the path through this structure.
         self._settings = _Settings(
             memory=self.memory.ctypes.data,

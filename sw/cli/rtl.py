@@ -60,14 +60,12 @@ def _emit(config: NdpConfig) -> Result:
 
 
 def _build(config: NdpConfig, trace: str | None) -> Result:
+    from plora.hw.build.device import device_library
     from plora.hw.build.toolchain import find_cxx, find_verilator
-    from plora.hw.build.verilator import build_library
-    from plora.hw.build.verilog import TOP, device_verilog
 
     say(f"building the {config.name} device (the first time takes a while)")
     start = time.perf_counter()
-    verilog = device_verilog(config)
-    library = build_library(verilog, top=TOP, channels=config.channels, trace=trace, name=f"{TOP}-{config.name}")
+    library = device_library(config, trace=trace)
     seconds = time.perf_counter() - start
     return Result(
         data={

@@ -69,6 +69,9 @@ def simulate(
             log_file=work / "build.log",
             always=True,
         )
+        for path in work.iterdir():  # hundreds of megabytes that only the compiler needed
+            if path.suffix in (".cpp", ".h", ".o", ".d", ".a", ".gch", ".mk", ".dat"):
+                path.unlink()
 
     folder = cached(f"cocotb-{top}", key, build)
     report = results / "results.xml"

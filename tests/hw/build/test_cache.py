@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from plora.hw.build.cache import build_root, cached, content_key, sources_key
+from plora.hw.build.cache import (
+    ABANDONED_S,
+    KEPT_RESULTS,
+    KEPT_S,
+    build_root,
+    cached,
+    content_key,
+    sources_key,
+)
 from plora.hw.defs.errors import UserError
 
 
@@ -45,6 +55,27 @@ def test_a_failed_build_leaves_only_its_log(root: Path) -> None:
     assert (root / "thing-k.log").read_text() == "why"
     cached("thing", "k", lambda work: (work / "result").touch())
     assert (root / "thing-k" / "result").exists()
+
+
+def test_results_that_newer_ones_replaced_are_removed_when_old(root: Path) -> None:
+    def age(path: Path, seconds: float) -> None:
+        then = time.time() - seconds
+        os.utime(path, (then, then))
+
+    other = cached("thing-b", "0", lambda work: None)
+    entries = [cached("thing", f"{i:x}", lambda work: None) for i in range(KEPT_RESULTS + 3)]
+    for entry in [other, *entries]:
+        age(entry, KEPT_S + 60)
+    age(entries[1], KEPT_S - 60)
+    abandoned = root / ".thing-killed"
+    abandoned.mkdir()
+    age(abandoned, ABANDONED_S + 60)
+    assert cached("thing", "0", lambda work: None) == entries[0]  # used again: young again
+    newest = cached("thing", "ff", lambda work: None)
+    left = {path for path in root.iterdir() if path.name != "locks"}
+    assert {newest, entries[0], entries[1], other} <= left
+    assert len(left) == KEPT_RESULTS + 1
+    assert abandoned not in left
 
 
 def test_processes_that_want_the_same_result_build_it_once(root: Path, tmp_path: Path) -> None:

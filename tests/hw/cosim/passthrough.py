@@ -41,13 +41,13 @@ class Locate(wiring.Component):
 
     def __init__(self, channels: int) -> None:
         self._bits = (channels - 1).bit_length()
-        super().__init__({"dpa": In(48), "channel": Out(max(self._bits, 1)), "local": Out(48)})
+        super().__init__({"dpa": In(48), "channel": Out(max(self._bits, 1)), "offset": Out(48)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         if self._bits:
             m.d.comb += self.channel.eq(self.dpa[6 : 6 + self._bits])
-        m.d.comb += self.local.eq(Cat(Const(0, 6), self.dpa[6 + self._bits :]))
+        m.d.comb += self.offset.eq(Cat(Const(0, 6), self.dpa[6 + self._bits :]))
         return m
 
 
@@ -87,7 +87,7 @@ class Passthrough(wiring.Component):
         address, identity = Signal(48), Signal(8)
         line, strobe = Signal(512), Signal(64)
         have_address, have_data, sent_address, sent_data = Signal(), Signal(), Signal(), Signal()
-        channel, local = locations["write"].channel, locations["write"].local
+        channel, local = locations["write"].channel, locations["write"].offset
         m.d.comb += locations["write"].dpa.eq(address)
         age = Signal(8)
         busy = have_address & have_data
@@ -148,7 +148,7 @@ class Passthrough(wiring.Component):
         read_line, read_response = Signal(512), Signal(2)
         reading, read_sent, read_done = Signal(), Signal(), Signal()
         read_age = Signal(8)
-        read_channel, read_local = locations["read"].channel, locations["read"].local
+        read_channel, read_local = locations["read"].channel, locations["read"].offset
         m.d.comb += locations["read"].dpa.eq(read_address)
         m.d.comb += [
             s.arready.eq(~reading),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plora.hw.build.verilator import build_library
 from plora.hw.cosim.device import AccessError, Interrupt, ResponseOrder, RtlError
 from plora.hw.defs.config import preset
 from plora.hw.defs.errors import UserError
@@ -206,6 +208,18 @@ def test_addresses_that_wait_for_data_do_not_block_an_independent_master(make_de
     data = random_bytes(2000, 1)
     device.hdm_write(5, data)
     assert device.hdm_read(5, 2000) == data
+
+
+def test_modules_compiled_as_blocks_behave_the_same(make_device: MakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> tuple[bytes, int]:
+        device = make_device(stall=0.2)
+        device.hdm_write(70, random_bytes(1000, 1))
+        return device.hdm_read(0, 1200), device.cycles
+
+    flat = run()
+    with_blocks = functools.partial(build_library, blocks=("locate_2",))
+    monkeypatch.setattr("plora.hw.cosim.device.build_library", with_blocks)
+    assert run() == flat
 
 
 @pytest.mark.parametrize("suffix", ["vcd"])
