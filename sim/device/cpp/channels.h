@@ -2,12 +2,15 @@
 //
 // Channels answer reads in the order in which they took them. A burst of the core goes to all of them, and
 // its words count when the slowest channel has delivered; a line of the queue engine or of the host holds up
-// its own channel by a word, as does a line that is written while the channel streams. `lag_` keeps by how
-// much a channel is behind the others; idle time makes it up.
+// its own channel by a word, as does a line that is written while the channel streams (a channel's data bus moves
+// one word a cycle in one direction, and reads and writes take turns). `lag_` keeps by how much a channel is
+// behind the others; idle time makes it up.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
+#include <iterator>
 #include <vector>
 
 #include "constants.h"
@@ -44,11 +47,19 @@ class Channels {
         Span span{origin_ + (before - 1) * s_.beat_cycles + waited(before + 1),
                   origin_ + (events_ - 2) * s_.beat_cycles + waited(events_)};
         free_ = span.last + s_.beat_cycles;
-        if (behind_) {
-            const double lag = *std::max_element(lag_.begin(), lag_.end());
-            span.first += lag;
-            span.last += lag;
+        double lag = behind_ ? *std::max_element(lag_.begin(), lag_.end()) : 0;
+        span.first += lag;
+        // Lines that are known to be written while these words come.
+        while (!writes_.empty() && writes_.front().cycle < span.last + lag) {
+            if (writes_.front().cycle >= span.first) {
+                double& own = lag_[static_cast<size_t>(writes_.front().line % s_.channels)];
+                own += s_.beat_cycles;
+                lag = std::max(lag, own);
+                behind_ = true;
+            }
+            writes_.pop_front();
         }
+        span.last += lag;
         return span;
     }
 
@@ -67,9 +78,14 @@ class Channels {
     // it is in memory.
     Written write_line(int64_t line, double offer) {
         ++words_written;
-        const double taken = offer + s_.wait_pair;
+        const double taken = offer + s_.wait_pair, read_missed = taken + 1;
         double& lag = lag_[static_cast<size_t>(line % s_.channels)];
-        if (origin_ <= taken + 1 && taken + 1 < free_ + lag) {
+        if (read_missed >= free_ + lag) {
+            // What is read then is not known yet.
+            auto place = writes_.end();
+            while (place != writes_.begin() && std::prev(place)->cycle > read_missed) --place;
+            writes_.insert(place, {read_missed, line});
+        } else if (read_missed >= origin_) {
             lag += s_.beat_cycles;
             behind_ = true;
         }
@@ -92,4 +108,9 @@ class Channels {
     int64_t events_ = 0;     // words, and the address, since then
     std::vector<double> lag_;
     bool behind_ = false;    // some lag is not zero
+    struct Write {
+        double cycle;  // in which a read word would have been on the bus
+        int64_t line;
+    };
+    std::deque<Write> writes_;  // after all reads so far, in order
 };
