@@ -11,11 +11,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
 
 from plora.hw.defs.config import VALUE_BYTES, WORD_BYTES, NdpConfig
 from plora.hw.defs.descriptor import FIELDS, Descriptor, DType, Keep, Op, Source, Type
@@ -143,7 +142,7 @@ def parse_stream(text: str, name: str = "stream") -> list[Line]:
         where = f"{name}, line {number}"
         if len(row) != len(header):
             raise UserError(f"{where}: {len(row)} values for {len(header)} columns; give one value a column")
-        lines.append(_line(number, dict(zip(header, row, strict=True)), where))
+        lines.append(_line(number, dict(zip(header, (value.strip() for value in row), strict=True)), where))
     if not lines:
         raise UserError(f"{name}: a header and no descriptors; give one a line")
     return lines
@@ -299,20 +298,3 @@ def _slot_bytes(values: Mapping[str, int], config: NdpConfig) -> tuple[int, int]
     if not values.get("keep", Keep.NONE) and not values.get("acc_out", 0):
         result += batch * result_row_words(rows) * WORD_BYTES
     return submission, result
-
-
-def chains(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """The entries of one queue, cut into chains; a descriptor that is no chain stands alone."""
-    chain: list[Entry] = []
-    for entry in entries:
-        chain.append(entry)
-        if not entry.descriptor.chain:
-            yield chain
-            chain = []
-    if chain:
-        yield chain
-
-
-def as_row(value: Any) -> dict[str, Any]:
-    """A dataclass as a flat dictionary, for reports."""
-    return {field.name: getattr(value, field.name) for field in fields(value)}
