@@ -14,6 +14,7 @@ from typing import Any
 from plora.synth.flow import DesignResult
 from plora.synth.library import Node
 from plora.synth.power import Activity, BusyWindow, SramUse
+from plora.synth.report import table
 from plora.synth.sram import Range, total_leakage_w
 
 ZERO = Range(0.0, 0.0, 0.0)
@@ -136,3 +137,23 @@ def estimate_data(result: PowerEstimate) -> dict[str, Any]:
         "logic_leakage_w": round(result.leakage_w, 4),
         "netlist_mismatches": result.mismatches,
     }
+
+
+def estimate_text(results: Sequence[PowerEstimate]) -> str:
+    """Return estimates as text."""
+
+    def show(figure: Range, digits: int = 2) -> str:
+        return f"{figure.best:.{digits}f} ({figure.low:.{digits}f} ... {figure.high:.{digits}f})"
+
+    rows = [["at one beat a cycle", *(result.name for result in results)]]
+    rows.append(["PE array, pJ a multiply-add", *(show(result.pe_pj_per_multiply_add) for result in results)])
+    rows.append(["PE array, W", *(show(result.pe_w) for result in results)])
+    for part in ("logic", "registers", "clock"):
+        rows.append([f"  {part}", *(show(result.pe_parts_w[part]) for result in results)])
+    rows.append(["other logic, W", *(show(result.other_w) for result in results)])
+    rows.append(["buffers, W", *(show(result.buffers_w) for result in results)])
+    rows.append(["  accesses", *(show(result.buffer_access_w) for result in results)])
+    rows.append(["  leakage", *(show(result.buffers_leakage_w) for result in results)])
+    rows.append(["leakage of all logic, W", *(f"{result.leakage_w:.3f}" for result in results)])
+    rows.append(["cycles in which a netlist and the RTL differed", *(str(result.mismatches) for result in results)])
+    return table(rows) + "\n"

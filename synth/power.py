@@ -40,6 +40,9 @@ CLOCK_TREE = Range(0.3, 1.0, 1.5)
 """Capacitance of clock wires and buffers over that of the clock pins. The low end stands for a tree
 whose branches are gated where nothing is loaded."""
 
+LARGEST_GE = 100_000.0
+"""Larger blocks are not replayed: of the device that is the host port's buffers, idle while it computes."""
+
 WARM_UP_CYCLES = 24
 """Cycles before outputs must agree: registers without reset hold other values at first."""
 
@@ -150,6 +153,13 @@ def net_energies_fj(netlist: Netlist, library: Library, wire_ff: float) -> tuple
     return energies, registered, clock_fj
 
 
+def clock_only(block: Block, netlist: Netlist, library: Library) -> Activity:
+    """Return the activity of a block in which nothing moves but the clock."""
+    still = Range(0.0, 0.0, 0.0)
+    clock_fj = net_energies_fj(netlist, library, 0.0)[2]
+    return Activity(block.name, block.count, 0, 0, 0, still, still, clock_fj * 1e-3)
+
+
 def _activity(replay: _Replay, settled: dict[int, float], raced: dict[int, float]) -> Activity:
     """Return the activity for changes per instance and cycle without (``settled``) and with glitches."""
     parts: dict[str, list[float]] = {"logic": [], "registers": []}
@@ -184,7 +194,7 @@ def replay_run(
 ) -> list[Activity]:
     """Return the activity of ``blocks`` in the cycles ``window`` of a run of the Verilated device.
 
-    Blocks whose ports are not in the dump by name are left out.
+    Of blocks whose ports are not in the dump by name, and of those above `LARGEST_GE`, only the clock counts.
 
     Args:
         dump: VCD of the run, from reset on.
@@ -198,9 +208,11 @@ def replay_run(
     """
     reader = VcdReader(dump)
     top = reader.scope_of(TOP)
-    replays = [_Replay(block, netlists[block.name], library, top) for block in blocks]
+    small = [block for block in blocks if netlists[block.name].area_ge(library) <= LARGEST_GE]
+    replays = [_Replay(block, netlists[block.name], library, top) for block in small]
     # Blocks with ports that Amaranth named cannot be followed in the dump (`plora.synth.hierarchy`).
     replays = [replay for replay in replays if replay.signals() <= reader.codes.keys()]
+    followed = {replay.block.name for replay in replays}
     wanted = set().union(*(replay.signals() for replay in replays))
     stride = max(1, len(window) // raced_cycles)
     settled = [np.zeros(len(replay.simulation.values), np.int64) for replay in replays]
@@ -222,7 +234,7 @@ def replay_run(
                 fast += replay.simulation.toggles
         if cycle % 256 == 0:
             tell(f"cycle {cycle}")
-    result = []
+    result = [clock_only(block, netlists[block.name], library) for block in blocks if block.name not in followed]
     for replay, slow, fast in zip(replays, raced, settled, strict=True):
         lanes = len(replay.places)
         index = replay.simulation.index

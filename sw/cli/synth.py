@@ -12,7 +12,9 @@ from plora.hw.defs.errors import UserError
 from plora.sw.cli.command import CommandParser, Result, say
 
 if TYPE_CHECKING:
+    from plora.synth.estimate import PowerEstimate
     from plora.synth.flow import DesignResult
+    from plora.synth.library import Node
     from plora.synth.mapping import Target
 
 SUMMARY = "area and timing of the device's RTL, block by block, by an open flow"
@@ -69,6 +71,10 @@ def run(args: argparse.Namespace) -> Result:
     if args.update_baseline and args.unit:
         raise UserError("--update-baseline needs the whole device: leave out --unit")
     config, at = preset(args.preset), node(args.node)
+    if args.power and (args.unit or args.liberty or args.flat):
+        raise UserError(
+            "--power is of the whole device and the shipped library: leave out --unit, --liberty and --flat"
+        )
     if args.list_units:
         blocks = design_blocks(config)
         return Result(
@@ -107,6 +113,38 @@ def run(args: argparse.Namespace) -> Result:
         compared = validation.agreement(result, target, synthesized(other), other)
         data["against"] = {"library": other.label, **validation.agreement_data(compared)}
         text += "\n" + validation.agreement_text(compared, other.label)
+    if args.power:
+        from plora.synth.estimate import estimate_data, estimate_text
+        from plora.synth.paper import compare_power
+
+        estimates = _power(result, target, at, args.clock_mhz)
+        data["power"] = [estimate_data(each) for each in estimates]
+        text += "\n" + estimate_text(estimates)
+        if config.multiply_adds == 1024:
+            data["paper_power"] = {
+                each.name: compare_power(each.pe_w, each.other_w, each.buffers_w) for each in estimates
+            }
+    files: dict[str, str] = {}
+    if args.trade:
+        from plora.synth import trade
+
+        period_ps = 1e6 / args.clock_mhz / at.fo4_ps["typical"] * target.library.fo4_ps()
+        speeds = trade.speed_points(config, target, period_ps, say)
+        windows = [point for _, point in trade.window_points(config, target, period_ps, say)]
+        data["trade"] = {"speed": trade.points_data(speeds, at), "accumulator": trade.points_data(windows, at)}
+        text += "\n" + trade.points_text(speeds, at) + "\n" + trade.points_text(windows, at)
+        if "pe_ge_per_multiply_add" in data:
+            data["trade"]["one_row_ge_per_multiply_add"] = round(trade.one_row_ge_per_multiply_add(result), 1)
+            text += f"\none row instead of two: {data['trade']['one_row_ge_per_multiply_add']} GE a multiply-add\n"
+        files["fmax_area.svg"] = trade.scatter_svg(speeds, at, args.clock_mhz / 1000)
+    if args.fpga:
+        from plora.synth.fpga import place_and_route
+
+        timings = [
+            place_and_route(block) for name in args.fpga for block in design_blocks(config) if block.name == name
+        ]
+        data["fpga"] = [{"block": t.block, "fmax_mhz": round(t.fmax_mhz, 1), "cells": t.cells} for t in timings]
+        text += "".join(f"\n{t.block} on an ECP5-85: {t.fmax_mhz:.1f} MHz, {t.cells}" for t in timings) + "\n"
     failed: list[str] = []
     if args.check:
         failed = baseline.regressions(result, baseline.read_baseline())
@@ -119,4 +157,36 @@ def run(args: argparse.Namespace) -> Result:
         say(f"figures of {config.name} are in {baseline.BASELINE}")
     # All that may differ from one run to the next.
     data["timing"] = {"wall_s": round(time.perf_counter() - start, 1)}
-    return Result(data=data, text=text, exit_status=EXIT_REGRESSION if failed else 0)
+    return Result(data=data, text=text, files=files, exit_status=EXIT_REGRESSION if failed else 0)
+
+
+def _power(result: DesignResult, target: Target, at: Node, clock_mhz: float) -> list[PowerEstimate]:
+    """Return the power of a mapped device for a GEMV and a GEMM, from runs of the smallest one."""
+    import tempfile
+
+    from plora.hw.build.verilog import device_verilog
+    from plora.sw.power_run import GEMM, GEMV, record
+    from plora.synth.estimate import MeasuredRun, estimate
+    from plora.synth.flow import design_blocks, synthesize
+    from plora.synth.power import busy_window, replay_run, sram_use
+
+    config = preset("tiny")
+    period_ps = 1e6 / clock_mhz
+    small = synthesize(config, target, period_ps=period_ps, tell=lambda line: say(f"for power: {line}"))
+    blocks = design_blocks(config)
+    (operands,) = (block for block in blocks if block.name == "pe.operands")
+    estimates = []
+    with tempfile.TemporaryDirectory() as folder:
+        for workload in (GEMV, GEMM):
+            dump = Path(folder) / f"{workload.name}.vcd"
+            say(f"running {workload.name} on the RTL")
+            record(config, workload, dump)
+            window = busy_window(dump, operands)
+            activities = replay_run(
+                dump, blocks, small.netlists, target.library, window.cycles, tell=lambda line: say(f"replaying: {line}")
+            )
+            uses = sram_use(dump, device_verilog(config), window.cycles)
+            run = MeasuredRun(workload.name, workload.multiply_adds, window, activities, uses)
+            estimates.append(estimate(run, small, result, at, clock_mhz))
+            dump.unlink()
+    return estimates
