@@ -16,7 +16,8 @@ ALLOWED = {
     "hw/defs": ("plora.hw.defs",),
     "hw": ("plora.hw",),
     "sim": ("plora.sim", "plora.hw.defs"),
-    "sw": ("plora.sw", "plora.sim", "plora.hw"),
+    "synth": ("plora.synth", "plora.hw"),
+    "sw": ("plora.sw", "plora.sim", "plora.hw", "plora.synth"),
 }
 
 
