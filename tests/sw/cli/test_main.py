@@ -242,6 +242,7 @@ def test_help_is_quick_and_loads_no_models_or_hardware_tools() -> None:
         "heavy = {'numpy', 'amaranth', 'cocotb', 'safetensors', 'msgspec'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
+
     def children_seconds() -> float:
         # Processor time, not wall time: how busy the machine is says nothing of the program.
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
