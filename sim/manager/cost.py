@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -49,8 +50,7 @@ class GroupCost:
     descriptor_bytes: float
 
 
-@dataclass(frozen=True)
-class AttentionCost:
+class AttentionCost(msgspec.Struct, frozen=True):
     """Attention of all layers for the batch (the paper, Table V).
 
     `near_*` is the GPU over HBM, `far_*` whatever happens with KV behind the link; P is the share of
@@ -107,10 +107,10 @@ class AttentionCost:
         if over > 0 > under:
             # Regula falsi: the gap is nearly linear, so a few lines find its zero. An end that stays
             # twice counts half (Illinois), or the other one would creep.
-            side = 0
+            side, near, far = 0, self.near, self.far
             for _ in range(SECANTS):
                 middle = low - under * (high - low) / (over - under)
-                gap = self.near(middle) - self.far(middle)
+                gap = near(middle) - far(middle)
                 if gap < 0:
                     low, under, over = middle, gap, over / 2 if side < 0 else over
                     side = -1

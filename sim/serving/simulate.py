@@ -464,7 +464,6 @@ class Simulation:
 
     def _remove(self, positions: list[int]) -> None:
         """Take requests out of the batch."""
-        gone = set(positions)
         for position in positions:
             request = self._running[position]
             self._generated[request] = self._output[request] - int(self._remaining[position])
@@ -473,7 +472,8 @@ class Simulation:
                 self._left.append(self._adapter[request])
         keep = np.ones(len(self._running), dtype=bool)
         keep[positions] = False
-        self._running = [r for p, r in enumerate(self._running) if p not in gone]
+        for position in reversed(positions):
+            del self._running[position]
         self._contexts, self._remaining = self._contexts[keep], self._remaining[keep]
         self._near = self._near[keep]
         self._changed = True

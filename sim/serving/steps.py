@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from plora.hw.defs.errors import UserError
@@ -19,8 +19,7 @@ from plora.sim.system.tasks import Setting
 from plora.sim.system.work import IntArray
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """Part of a prompt that is computed in one step.
 
     Attributes:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -65,6 +66,33 @@ def served_by_readiness(ready: Times, duration: Times, resource: Any = 0, free: 
     return np.asarray(unsorted.reshape(key.shape) - place)
 
 
+def served_in_turn(ready: Times, duration: Times, resource: IntArray) -> Times:
+    """The same for jobs (groups, jobs) that become ready in the order of their positions on each resource."""
+    order = resource.argsort(kind="stable")
+    place = resource[order] * APART
+    length = duration[:, order]
+    total = length.cumsum(axis=1)
+    ends = np.maximum.accumulate(ready[:, order] + (place - total + length), axis=1)
+    ends += total - place
+    unsorted = np.empty_like(ends)
+    unsorted[:, order] = ends
+    return unsorted
+
+
+def last_served(ready: Times, duration: Times, free: Any = 0) -> Times:
+    """Return when the last of the jobs (groups, jobs) of one resource ends that serves in order of readiness.
+
+    It does not depend on the order of jobs that are ready at the same time.
+    """
+    order = ready.argsort(axis=1)
+    if len(order) > 1:
+        order += np.arange(0, ready.size, ready.shape[1])[:, None]
+    length = duration.reshape(-1)[order]
+    total = length.cumsum(axis=1)
+    begin = np.maximum(ready, free).reshape(-1)[order] - total + length
+    return np.asarray(np.maximum.reduce(begin, axis=1) + total[:, -1])
+
+
 def can_fast_forward(spec: SystemSpec, machine: Machine) -> bool:
     """Return whether phases of `spec` have the closed form.
 
@@ -72,6 +100,10 @@ def can_fast_forward(spec: SystemSpec, machine: Machine) -> bool:
     """
     shared = bool(machine.down) and machine.down[0] == machine.up[0]
     return not (shared and spec.launch.per.startswith("adapter"))
+
+
+RANK_SHIFT, ROWS_SHIFT = 2, 32
+"""Where rank and rows begin in the number of a job; the strategy takes the lowest bits."""
 
 
 class JobTable:
@@ -83,25 +115,31 @@ class JobTable:
 
     def __init__(self, machine: Machine, groups: Sequence[Group]) -> None:
         self._machine, self._groups = machine, groups
-        self._numbers: dict[tuple[int, int, int], int] = {}
+        self._numbers: dict[int, int] = {}
         self._table = np.zeros((6, len(groups), 256), dtype=np.int64)
 
     def of(self, rows: IntArray, ranks: IntArray, strategies: IntArray) -> Times:
         """Return the durations of several adapters."""
-        numbers = self._numbers
-        index = [
-            numbers[key] if key in numbers else self._add(key)
-            for key in zip(rows.tolist(), ranks.tolist(), strategies.tolist(), strict=True)
-        ]
+        # One whole number a job: a lookup of it costs a fraction of that of a tuple.
+        keys = ((rows << ROWS_SHIFT) + (ranks << RANK_SHIFT) + strategies).tolist()
+        try:
+            index = list(map(self._numbers.__getitem__, keys))
+        except KeyError:
+            for key in dict.fromkeys(keys):
+                if key not in self._numbers:
+                    self._add(key)
+            index = list(map(self._numbers.__getitem__, keys))
         return np.asarray(self._table.take(index, axis=2))
 
-    def _add(self, key: tuple[int, int, int]) -> int:
+    def _add(self, key: int) -> None:
         number = self._numbers[key] = len(self._numbers)
+        low = key & ((1 << ROWS_SHIFT) - 1)
+        rows, rank, strategy = key >> ROWS_SHIFT, low >> RANK_SHIFT, low & ((1 << RANK_SHIFT) - 1)
         if number == self._table.shape[2]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=2)
         machine = self._machine
         for position, group in enumerate(self._groups):
-            job = lora_job(machine, group, *key)
+            job = lora_job(machine, group, rows, rank, strategy)
             device, _ = device_ps(machine, job.dram, job.far_flops, machine.far_flop_ps)
             self._table[:, position, number] = (
                 duration_ps(round(job.down_wire), machine.link_byte_ps),
@@ -111,11 +149,9 @@ class JobTable:
                 job.hbm,
                 job.gpu_flops,
             )
-        return number
 
 
-@dataclass(frozen=True, eq=False)
-class Wave:
+class Wave(msgspec.Struct, frozen=True, eq=False):
     """The adapters of a batch as the phases see them; what follows from one is remembered by its identity.
 
     Attributes:
@@ -168,6 +204,25 @@ class _WaveTimes:
 
 
 @dataclass(frozen=True)
+class _Sent:
+    """Exchanges before their way back (groups, jobs).
+
+    Attributes:
+        can_go: when each result may leave.
+        worked: when each device is done.
+        up: link time of the result.
+        port: number of each job's port (jobs,), or 0 for one port.
+        free: when the ports can start, at most.
+    """
+
+    can_go: Times
+    worked: Times
+    up: Times
+    port: Any
+    free: Any
+
+
+@dataclass(frozen=True)
 class _Layout:
     """How the requests of a batch are split into chunks.
 
@@ -197,7 +252,7 @@ class FastPhases:
         self._shares = [1 / len(lora) if per_layer else float(len(g.output_dims)) for g in lora]
         self._wave: Wave | None = None
         self._wave_bound: _WaveBound
-        self._wave_times: _WaveTimes | None = None
+        self._wave_times: dict[tuple[int, ...], _WaveTimes] = {}
         self._queries: dict[tuple[int, int], tuple[int, int]] = {}
         self._layouts: dict[int, _Layout] = {}
         names = list(dict.fromkeys(machine.down))
@@ -235,25 +290,34 @@ class FastPhases:
         if not len(wave.rows):
             return starts
         start = np.array(starts, dtype=np.int64)
+        every = tuple(range(len(starts)))
         if self._blocking:
-            times = self._times_of(wave, np.array([[base_ps[p]] for p in self._touched], dtype=np.int64))
+            base = np.array([[base_ps[p]] for p in self._touched], dtype=np.int64)
+            ends = self._played(start, self._times_of(wave, base, every))
         else:
             if self._wave is not wave:
-                self._wave, self._wave_bound, self._wave_times = wave, self._bound_of(wave), None
+                self._wave, self._wave_bound, self._wave_times = wave, self._bound_of(wave), {}
             bound = self._wave_bound
-            if not self._per_adapter and (bound.latest <= start + bound.fused).all():
-                hidden: list[int] = (start + bound.fused + bound.length + bound.added).tolist()
-                return hidden
-            if self._wave_times is None:
-                self._wave_times = self._times_of(wave, 0)
-            times = self._wave_times
+            ends = start + bound.fused + bound.length + bound.added
+            open_groups = every
+            if not self._per_adapter:
+                open_groups = tuple(np.flatnonzero(bound.latest > start + bound.fused).tolist())
+            if open_groups:
+                times = self._wave_times.get(open_groups)
+                if times is None:
+                    times = self._wave_times[open_groups] = self._times_of(wave, 0, open_groups)
+                which = list(open_groups)
+                ends[which] = self._played(start[which], times)
+        found: list[int] = ends.tolist()
+        return found
+
+    def _played(self, start: Times, times: _WaveTimes) -> Times:
+        """Return the ends of groups whose base takes until `start`."""
         gpu = start + times.fused
         ends = gpu
         if times.ready.shape[1]:
-            ends = served_by_readiness(times.ready, times.length, 0, gpu[:, None]).max(axis=1)
-        ends = np.maximum(np.maximum(ends, times.returned), times.launched) + times.added
-        found: list[int] = ends.tolist()
-        return found
+            ends = last_served(times.ready, times.length, gpu[:, None])
+        return np.asarray(np.maximum(np.maximum(ends, times.returned), times.launched) + times.added)
 
     def _bound_of(self, wave: Wave) -> _WaveBound:
         """Work out what does not depend on the order of jobs."""
@@ -266,21 +330,23 @@ class FastPhases:
             sizes, work = hbm[:, e1].sum(axis=1).tolist(), flops[:, e1].sum(axis=1).tolist()
             fused = np.array([times.lora_ps(s, w, 1.0) for s, w in zip(sizes, work, strict=True)], dtype=np.int64)
         latency = 2 * machine.one_way_ps + machine.command_ps + machine.return_ps
-        on_device = device @ (wave.devices[:, None] == np.arange(max(1, machine.far_devices))).astype(np.float64)
-        latest = (down + up).sum(axis=1) + on_device.max(axis=1) + latency
-        length = np.where(e1, 0, gpu).sum(axis=1)
+        devices, groups = max(1, machine.far_devices), len(self._touched)
+        place = wave.devices + np.arange(0, devices * groups, devices)[:, None]
+        on_device = np.bincount(place.ravel(), device.ravel(), devices * groups).reshape(groups, devices)
+        latest = np.add.reduce(down + up, 1) + np.maximum.reduce(on_device, 1) + latency
+        length = np.add.reduce(np.where(e1, 0, gpu), 1)
         return _WaveBound(jobs, fused, latest, length, 0 if e1.all() else times.merge_ps(0))
 
-    def _times_of(self, wave: Wave, launch_from: Any) -> _WaveTimes:
-        """Work a wave out; launches, where adapters need them, start at `launch_from`."""
+    def _times_of(self, wave: Wave, launch_from: Any, which: tuple[int, ...]) -> _WaveTimes:
+        """Work a wave out for the groups `which`; launches, where adapters need them, start at `launch_from`."""
         spec, machine, times = self._spec, self._machine, self._machine.times
-        groups, count = len(self._touched), len(wave.rows)
+        groups, count = len(which), len(wave.rows)
         bound = self._bound_of(wave) if self._blocking else self._wave_bound
-        down, device, up, gpu, _, _ = bound.jobs
+        down, device, up, gpu, _, _ = bound.jobs if groups == len(self._touched) else bound.jobs[:, list(which)]
         e1 = wave.strategies == E1
         far = ~e1
         nothing = np.zeros(groups, dtype=np.int64)
-        fused = bound.fused
+        fused = bound.fused[list(which)]
         launched, ready = nothing, np.zeros((groups, count), dtype=np.int64)
         if self._per_adapter:
             launch = [round(spec.launch.count * machine.launch_ps * share) for share in self._shares]
@@ -294,9 +360,13 @@ class FastPhases:
         if not far.any():
             on_gpu = np.flatnonzero(later)
             return _WaveTimes(fused, nothing, ready[:, on_gpu], gpu[:, on_gpu], launched, 0)
-        returned, worked = self._exchange(down, device, up, ready, wave, far)
-        last = returned[:, wave.strategies == E3].max(axis=1, initial=0)
         on_gpu = np.flatnonzero(later)
+        sent = self._sent(down, device, up, ready, wave, far)
+        if self._one_port and not len(on_gpu) and far.all():
+            last = last_served(sent.can_go, sent.up, sent.free) + machine.one_way_ps
+            return _WaveTimes(fused, last, sent.up[:, :0], sent.up[:, :0], launched, times.merge_ps(0))
+        returned, worked = self._returned(sent, far)
+        last = returned[:, wave.strategies == E3].max(axis=1, initial=0)
         arrived = returned[:, on_gpu]
         if len(on_gpu):
             strategy = wave.strategies[on_gpu]
@@ -304,37 +374,47 @@ class FastPhases:
             arrived = np.where(strategy == E1, ready[:, on_gpu], arrived)
         return _WaveTimes(fused, last, arrived, gpu[:, on_gpu], launched, times.merge_ps(0))
 
-    def _exchange(
+    def _sent(
         self, down: Times, device: Times, up: Times, ready: Times, wave: Wave, far: npt.NDArray[np.bool_]
-    ) -> tuple[Times, Times]:
-        """Return when results have come back, and when devices are done (groups, adapters)."""
+    ) -> _Sent:
+        """Play the exchanges of the adapters `far` up to their way back."""
         machine = self._machine
         mine = np.flatnonzero(far)
-        whole = len(mine) == len(far)
-        if not whole:
+        if len(mine) < len(far):
             down, device, up, ready = (column[:, mine] for column in (down, device, up, ready))
         devices, reads = wave.devices[mine], wave.strategies[mine] == E2
-        port = self._ports[devices]
-        left = served(ready, down) if self._one_port else served_by_readiness(ready, down, port)
+        port: Any = self._ports[devices]
+        if self._one_port:
+            # Without launches every command is ready at once, and the link sends one after the other.
+            port = 0
+            left = served(ready, down) if self._per_adapter else down.cumsum(axis=1)
+        else:
+            left = served_by_readiness(ready, down, port)
         # A half-duplex link has sent every command, all ready at once, before any result is.
         free: Any = 0
         if self._half_duplex:
             free = np.zeros_like(left)
             for name in range(len(set(machine.down))):
-                free[:, port == name] = left[:, port == name].max(axis=1, initial=0)[:, None]
+                here = np.flatnonzero(np.broadcast_to(port == name, devices.shape))
+                free[:, here] = left[:, here].max(axis=1, initial=0)[:, None]
         if reads.any():
             sent = left + np.where(reads, machine.one_way_ps, machine.one_way_ps + machine.command_ps)
             worked = served_by_readiness(sent, device, devices)
             can_go = np.where(reads, sent, worked + machine.return_ps)
         else:
             sent = left + (machine.one_way_ps + machine.command_ps)
-            worked = served_by_readiness(sent, device, devices)
+            worked = served_in_turn(sent, device, devices)
             can_go = worked + machine.return_ps
-        came = served_by_readiness(can_go, up, port, free) + machine.one_way_ps
-        if whole:
-            return came, worked
+        return _Sent(can_go, worked, up, port, free)
+
+    def _returned(self, sent: _Sent, far: npt.NDArray[np.bool_]) -> tuple[Times, Times]:
+        """Return when results have come back, and when devices are done (groups, adapters)."""
+        came = served_by_readiness(sent.can_go, sent.up, sent.port, sent.free) + self._machine.one_way_ps
+        if far.all():
+            return came, sent.worked
+        mine = np.flatnonzero(far)
         returned, done = np.zeros((2, len(came), len(far)), dtype=np.int64)
-        returned[:, mine], done[:, mine] = came, worked
+        returned[:, mine], done[:, mine] = came, sent.worked
         return returned, done
 
     def _query(self, work: ModelWork, rows: int, stored: int) -> tuple[int, int]:
@@ -398,29 +478,31 @@ class FastPhases:
         gpu = extra_ps
         if local:
             gpu += int(machine.times.attention_ps(rows, near, size, flops)[0])
-        tokens, newest = far.tolist(), self._newest(contexts, devices, 0).tolist()
-        dram_ps, flop_ps = machine.far_dram_ps, machine.far_attention_flop_ps
+        stored = self._newest(contexts, devices, 0)
+        memory = np.rint((far + stored) * size * machine.far_dram_ps)
+        compute = np.rint(far * flops * machine.far_attention_flop_ps)
+        lengths, newest = np.maximum(memory, compute).astype(np.int64).tolist(), stored.tolist()
         free = dict.fromkeys(machine.down, 0)
         busy = [0] * devices
         results: dict[str, list[tuple[int, int, int]]] = {name: [] for name in machine.up}
         delay, back, number = machine.one_way_ps + machine.command_ps, machine.return_ps, 0
         queries = self._queries
-        for count, of_tokens, of_newest in zip(self._layout(rows).counts, tokens, newest, strict=True):
+        ports, up_ports, multicast = machine.down, machine.up, machine.multicast
+        for count, of_lengths, of_newest in zip(self._layout(rows).counts, lengths, newest, strict=True):
             for device in range(devices):
-                attended, stored = of_tokens[device], of_newest[device]
-                port = machine.down[device]
-                down, up = queries.get((count, stored)) or self._query(work, count, stored)
-                if not machine.multicast or device == 0:
+                kept, port = of_newest[device], ports[device]
+                down, up = queries.get((count, kept)) or self._query(work, count, kept)
+                if not multicast or device == 0:
                     free[port] += down
-                length = max(round((attended + stored) * size * dram_ps), round(attended * flops * flop_ps))
-                busy[device] = max(busy[device], free[port] + delay) + length
-                results[machine.up[device]].append((busy[device] + back, number, up))
+                begin, ready = busy[device], free[port] + delay
+                end = busy[device] = (ready if ready > begin else begin) + of_lengths[device]
+                results[up_ports[device]].append((end + back, number, up))
                 number += 1
         last = 0
         for name, waiting in results.items():
             now = free[name] if self._half_duplex else 0
             for ready, _, length in sorted(waiting):
-                now = max(now, ready) + length
+                now = (ready if ready > now else now) + length
             last = max(last, now)
         merge = machine.times.merge_ps((devices + (local > 0)) * rows * work.partial_bytes)
         return max(gpu, last + machine.one_way_ps) + merge

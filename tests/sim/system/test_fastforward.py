@@ -13,7 +13,16 @@ from plora.sim.system.compose import StepModel, layer_phases, split
 from plora.sim.system.config import RunOptions, resolve
 from plora.sim.system.decode import setting_of
 from plora.sim.system.engine import TaskGraph, simulate
-from plora.sim.system.fastforward import FastPhases, Wave, can_fast_forward, served, served_by_readiness
+from plora.sim.system.fastforward import (
+    FastPhases,
+    JobTable,
+    Wave,
+    can_fast_forward,
+    last_served,
+    served,
+    served_by_readiness,
+    served_in_turn,
+)
 from plora.sim.system.spec import STRATEGIES, bundled_systems
 from plora.sim.system.tasks import Load, Setting
 from plora.sim.system.work import Batch, Placement, serving
@@ -161,3 +170,25 @@ def test_a_resource_in_closed_form_serves_as_the_engine_does(jobs: list[tuple[in
     assert served_by_readiness(ready, length, 0, free)[0].tolist() == ends.tolist()
     order = np.argsort(ready[0], kind="stable")
     assert served(ready[:, order], length[:, order], free)[0].tolist() == ends[order].tolist()
+    assert last_served(ready, length, free).tolist() == [ends.max()]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 12))
+def test_jobs_that_are_ready_in_turn_need_no_sorting(seed: int, groups: int, jobs: int) -> None:
+    rng = np.random.default_rng(seed)
+    resource = rng.integers(0, 4, jobs)
+    ready = np.cumsum(rng.integers(0, 50, (groups, jobs)), axis=1)
+    length = rng.integers(0, 60, (groups, jobs))
+    in_turn = served_in_turn(ready, length, resource)
+    assert in_turn.tolist() == served_by_readiness(ready, length, resource).tolist()
+
+
+def test_a_job_is_remembered_under_its_own_number() -> None:
+    setting = setting_for("plora", 4)
+    groups = setting.work.kinds[0].lora_groups
+    rows, ranks, strategies = np.array([1, 2, 1, 1, 300]), np.array([8, 8, 64, 8, 4096]), np.array([2, 2, 2, 3, 2])
+    together = JobTable(setting.machine, groups).of(rows, ranks, strategies)
+    for job in range(len(rows)):
+        one = slice(job, job + 1)
+        alone = JobTable(setting.machine, groups).of(rows[one], ranks[one], strategies[one])
+        assert together[:, :, one].tolist() == alone.tolist()
