@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -31,17 +30,13 @@ class Call(NamedTuple):
     value: int = 0
 
 
-@dataclass
 class RecordingPort:
     """A `DevicePort` that passes everything on to ``inner`` and writes it down in ``calls``."""
 
-    inner: DevicePort
-    calls: list[Call] = field(default_factory=list)
-
-    @property
-    def config(self) -> NdpConfig:
-        """Of the device behind it."""
-        return self.inner.config
+    def __init__(self, inner: DevicePort) -> None:
+        self.inner = inner
+        self.config: NdpConfig = inner.config
+        self.calls: list[Call] = []
 
     def hdm_write(self, address: int, data: bytes) -> None:
         """See `DevicePort`."""
@@ -103,10 +98,14 @@ class Clocked(DevicePort, Protocol):
 
 
 class SeenCompletion(NamedTuple):
-    """A completion line, and the cycle in which it was in memory (if that was during a wait; else a little later)."""
+    """A completion line: it came to memory after cycle ``since`` and by cycle ``cycle``.
+
+    These are a cycle apart where it came during a wait, and as far as the host's access took where it came meanwhile.
+    """
 
     queue: int
     number: int
+    since: int
     cycle: int
     status: int
     span_cycles: int
@@ -128,11 +127,11 @@ class _Watch:
 
     def __init__(self, config: NdpConfig) -> None:
         self._registers: list[dict[int, int]] = [{} for _ in range(config.queues)]
-        self._first: dict[int, int] = {}
-        self._slots: dict[int, deque[tuple[int, int, bytes]]] = {}
         self._numbers: dict[int, int] = {}
+        self._looked = -1
 
     def register(self, offset: int, value: int) -> None:
+        """Note a register that the host wrote."""
         if offset < QUEUE_BASE:
             return
         queue, own = divmod(offset - QUEUE_BASE, QUEUE_STRIDE)
@@ -148,6 +147,7 @@ class _Watch:
         return self._registers[queue].get(queue_offset(0, name) - QUEUE_BASE, 0)
 
     def look(self, peek: Callable[[int, int], bytes], cycle: int) -> Iterable[SeenCompletion]:
+        """Give the completion lines that are in memory by ``cycle`` and were not at the last look."""
         for queue, number in list(self._numbers.items()):
             depth = self._value(queue, "DEPTH")
             while depth:
@@ -159,9 +159,10 @@ class _Watch:
                 if line[-4:] != expected.to_bytes(4, "little"):
                     break
                 completion = Completion.unpack(line)
-                yield SeenCompletion(queue, number, cycle, completion.status, completion.cycles)
+                yield SeenCompletion(queue, number, self._looked, cycle, completion.status, completion.cycles)
                 number += 1
                 self._numbers[queue] = number
+        self._looked = cycle
 
 
 def play(calls: Iterable[Call], device: Clocked, peek: Callable[[int, int], bytes]) -> Played:

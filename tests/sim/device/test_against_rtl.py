@@ -1,0 +1,90 @@
+"""The RTL vouches for the model: recorded hosts and random streams on both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from plora.hw.cosim.device import RtlDevice
+from plora.hw.defs.config import preset
+from plora.sim.calibration.device import stream_of
+from plora.sim.calibration.device_cases import cases
+from plora.sim.core.memory import MemoryTiming
+from plora.sim.device.predict import predict_stream
+from plora.sim.device.record import Call, RecordingPort, play
+from plora.sim.device.timed import TimedDevice
+from plora.sim.functional.device import FunctionalDevice
+from plora.sw.matrix import multiply, multiply_twice, store_matrix
+from plora.sw.session import Session, open_session
+from plora.sw.stream_run import differences, run_stream
+
+TINY = preset("tiny")
+MEMORY_BYTES = 1 << 23
+
+
+def one_product(session: Session) -> None:
+    rng = np.random.default_rng(1)
+    w = store_matrix(session.driver, session.allocator, rng.standard_normal((40, 300)).astype(np.float16), "W")
+    multiply(session.queue, w, rng.standard_normal((3, 300)).astype(np.float16))
+
+
+def adapters(session: Session) -> None:
+    rng = np.random.default_rng(2)
+    a = store_matrix(session.driver, session.allocator, rng.standard_normal((16, 300)).astype(np.float16), "A")
+    b = store_matrix(session.driver, session.allocator, rng.standard_normal((500, 16)).astype(np.float16), "B")
+    for rows in (1, 20):
+        multiply_twice(session.queue, a, b, rng.standard_normal((rows, 300)).astype(np.float16))
+
+
+def record(host: Callable[[Session], None]) -> list[Call]:
+    """The calls of the driver, with waits that suit the RTL."""
+    port = RecordingPort(FunctionalDevice(TINY, MEMORY_BYTES))
+    session = open_session(port, memory_bytes=MEMORY_BYTES, depth=8)
+    host(session)
+    port.wait(20_000)
+    return port.calls
+
+
+@pytest.mark.parametrize("host", [one_product, adapters])
+@pytest.mark.parametrize("latencies", [(40, 20), (150, 80)])
+def test_a_recorded_host_finds_the_same_order_and_times(
+    host: Callable[[Session], None], latencies: tuple[int, int]
+) -> None:
+    calls = record(host)
+    read, write = latencies
+    with RtlDevice(TINY, dram_bytes=MEMORY_BYTES, read_latency_cycles=read, write_latency_cycles=write) as rtl:
+        measured = play(calls, rtl, rtl.peek)
+    model = TimedDevice(TINY, MemoryTiming(read, write), MEMORY_BYTES)
+    predicted = play(calls, model, model.memory.read)
+    assert [(c.queue, c.number, c.status) for c in predicted.completions] == [
+        (c.queue, c.number, c.status) for c in measured.completions
+    ]
+    begin = measured.call_cycles[0]
+    for ours, theirs in zip(predicted.completions, measured.completions, strict=True):
+        allowed = max(8, 0.03 * (theirs.cycle - begin))
+        assert ours.cycle >= theirs.since - allowed, f"descriptor {theirs.number}"
+        assert ours.since <= theirs.cycle + allowed, f"descriptor {theirs.number}"
+        assert ours.span_cycles == pytest.approx(theirs.span_cycles, rel=0.03, abs=8)
+    assert predicted.call_cycles[-1] == pytest.approx(measured.call_cycles[-1], rel=0.01, abs=8)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_random_streams_take_the_predicted_cycles_and_leave_the_golden_bits(number: int) -> None:
+    (case,) = cases("tiny", 1, first=9 * number, max_beats=1500)
+    stream = stream_of(case)
+    assert case.timing.stall == 0.0
+    predicted = predict_stream(stream, case.timing)
+    with RtlDevice(
+        TINY,
+        dram_bytes=1 << TINY.dpa_bits,
+        read_latency_cycles=int(case.timing.read_latency_cycles),
+        write_latency_cycles=int(case.timing.write_latency_cycles),
+    ) as rtl:
+        run = run_stream(stream, rtl, settle_cycles=500)
+        assert not list(differences(stream, rtl))
+    for ours, theirs in zip(predicted, run.finished, strict=True):
+        assert ours.status == theirs.status
+        allowed = max(8, 0.03 * theirs.completed_cycle)
+        assert ours.completed_cycle == pytest.approx(theirs.completed_cycle, abs=allowed), f"{case.kind}, {ours.entry}"
