@@ -7,6 +7,7 @@ core is never short of descriptors for longer than the front end takes to fetch 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +29,8 @@ from tests.hw.rtl.core.system import Step, random_values
 QUEUE = 0
 PASS = 5
 POISON = 0xFF
+SLOT_LOG2 = 14
+"""Slots as large as the buffers of `tiny` can use."""
 
 
 @dataclass
@@ -40,10 +43,19 @@ class Report:
     """From the doorbell to the last completion seen."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a step's data lies."""
+
+    operand: int
+    weights: int
+    result: int
+
+
 class Rig:
     """One queue of one device; every `run` starts with a fresh ring and poisoned slots."""
 
-    def __init__(self, device: RtlDevice, *, slot_log2: int = 16) -> None:
+    def __init__(self, device: RtlDevice, *, slot_log2: int = SLOT_LOG2) -> None:
         self.device = device
         self.config: NdpConfig = device.config
         self.slot_bytes = 1 << slot_log2
@@ -51,15 +63,39 @@ class Rig:
         self.memory_bytes = len(device.memory)
         self.window = QueueWindow(0, self.memory_bytes, self.slot_bytes, self.slot_bytes)
 
-    def run(self, steps: list[Step], *, compare: bool = True, deadline_cycles: int = 2_000_000) -> Report:
-        """Run ``steps`` in one ring, compare everything with the functional core, and report."""
+    def run(
+        self,
+        steps: list[Step],
+        *,
+        compare: bool = True,
+        errors: Sequence[tuple[int, str, int]] = (),
+        deadline_cycles: int = 200_000,
+    ) -> Report:
+        """Run ``steps`` in one ring, compare everything with the functional core, and report.
+
+        Each of ``errors`` lets memory fail one byte: number of the step, field of `Place`, offset in bytes.
+        """
+        expected, descriptors = self.start(steps, errors=errors, compare=compare)
+        busy = self._wait(len(steps), deadline_cycles)
+        report = self._report(len(steps), busy)
+        self.device.mmio_write(queue_offset(QUEUE, "CTRL"), 0)
+        self.device.clear_errors()
+        if compare:
+            self._compare(steps, descriptors, report.completions, expected)
+        return report
+
+    def start(
+        self, steps: list[Step], *, errors: Sequence[tuple[int, str, int]] = (), compare: bool = True
+    ) -> tuple[SparseMemory, list[Descriptor]]:
+        """Fill a ring with ``steps`` and ring the doorbell. Returns memory as it was, and the descriptors."""
         device, config = self.device, self.config
         depth = max(2, len(steps))
         device.memory[:] = POISON
-        submission = self.slot_bytes
-        results = submission + depth * self.slot_bytes
+        self._submission = submission = self.slot_bytes
+        self._results = results = submission + depth * self.slot_bytes
         weights = results + depth * self.slot_bytes + 3 * config.stripe_bytes
         descriptors: list[Descriptor] = []
+        places: list[Place] = []
         for index, step in enumerate(steps):
             d = step.descriptor
             slot = submission + index * self.slot_bytes
@@ -73,32 +109,42 @@ class Rig:
                 weights += (data.nbytes + 2 * config.stripe_bytes) // config.stripe_bytes * config.stripe_bytes
             assert weights <= self.memory_bytes, "the steps do not fit the rig's memory"
             descriptors.append(d)
+            result = results + index * self.slot_bytes + RESULT_OFFSET
+            places.append(Place(slot + operand_offset(config), d.device_address, result))
             device.poke(slot, submission_line(d, PASS))
-        expected_memory = SparseMemory(self.memory_bytes)
+        before = SparseMemory(self.memory_bytes)
         if compare:
-            expected_memory.write(0, device.memory.tobytes())
-
+            before.write(0, device.memory.tobytes())
+        for index, field_name, offset in errors:
+            address = getattr(places[index], field_name) + offset
+            device.inject_error(address, 1)
+            before.add_error_range(address, 1)
         self._enable(depth, submission, results)
         device.mmio_write(global_offset("CONTROL"), 1)
-        start = device.cycles
+        self._started = device.cycles
         device.mmio_write(queue_offset(QUEUE, "DOORBELL"), 1)
-        last = results + (len(steps) - 1) * self.slot_bytes + LINE_BYTES - 4
+        return before, descriptors
+
+    def _wait(self, count: int, deadline_cycles: int) -> int:
+        device = self.device
+        last = self._results + (count - 1) * self.slot_bytes + LINE_BYTES - 4
         while device.peek(last, 4) != valid_word(PASS).to_bytes(4, "little"):
             device.wait(1)
-            assert device.cycles - start < deadline_cycles, (
-                f"not finished after {deadline_cycles} cycles: {device.mmio_read(queue_offset(QUEUE, 'CQ_TAIL'))}"
-                f" of {len(steps)} completions"
+            assert device.cycles - self._started < deadline_cycles, (
+                f"not finished after {deadline_cycles} cycles:"
+                f" {device.mmio_read(queue_offset(QUEUE, 'CQ_TAIL'))} of {count} completions"
             )
-        busy = device.cycles - start
+        return device.cycles - self._started
+
+    def _report(self, count: int, busy: int) -> Report:
+        device = self.device
         device.wait(100)
         counters = {r.name: device.mmio_read(r.offset) for r in GLOBAL if 0x40 <= r.offset < 0x80}
         completions = [
-            Completion.unpack(device.peek(results + index * self.slot_bytes, LINE_BYTES)) for index in range(len(steps))
+            Completion.unpack(device.peek(self._results + index * self.slot_bytes, LINE_BYTES))
+            for index in range(count)
         ]
         assert device.mmio_read(global_offset("STATUS")) == 0, "the device does not say that it is idle"
-        device.mmio_write(queue_offset(QUEUE, "CTRL"), 0)
-        if compare:
-            self._compare(steps, descriptors, completions, expected_memory, submission, results)
         return Report(completions, counters, busy)
 
     def _enable(self, depth: int, submission: int, results: int) -> None:
@@ -126,14 +172,12 @@ class Rig:
         descriptors: list[Descriptor],
         completions: list[Completion],
         memory: SparseMemory,
-        submission: int,
-        results: int,
     ) -> None:
         core = FunctionalCore(self.config, memory)
         chained = failed = False
         for index, (step, d, completion) in enumerate(zip(steps, descriptors, completions, strict=True)):
             where = f"descriptor {index} {step.name}: {d.describe()}"
-            slot, result = submission + index * self.slot_bytes, results + index * self.slot_bytes
+            slot, result = (base + index * self.slot_bytes for base in (self._submission, self._results))
             failed &= chained
             if failed:
                 wanted = Outcome(Status.CHAIN_ABORTED)
@@ -149,7 +193,7 @@ class Rig:
             start = result + RESULT_OFFSET
             size = self.slot_bytes - RESULT_OFFSET
             is_values: Any = np.frombuffer(self.device.peek(start, size), np.uint16)
-            wanted_values: Any = np.frombuffer(memory.read(start, size), np.uint16)
+            wanted_values: Any = np.frombuffer(_read_past_errors(memory, start, size), np.uint16)
             different = np.flatnonzero(is_values != wanted_values)
             if len(different):
                 at = int(different[0])
@@ -161,13 +205,21 @@ class Rig:
             chained = bool(d.chain)
 
 
+def _read_past_errors(memory: SparseMemory, address: int, size: int) -> bytes:
+    bad, memory._bad = memory._bad, []
+    try:
+        return memory.read(address, size)
+    finally:
+        memory._bad = bad
+
+
 def random_steps(config: NdpConfig, rng: random.Random, count: int, *, mutations: float = 0.0) -> list[Step]:
     """Chains and single descriptors of random shapes, nearly all legal; some with one field changed.
 
     The last ends its chain, so that the device does not wait for more.
     """
     numbers = np.random.default_rng(rng.getrandbits(32))
-    window = QueueWindow(0, 1 << config.dpa_bits, 1 << 16, 1 << 16)
+    window = QueueWindow(0, 1 << config.dpa_bits, 1 << SLOT_LOG2, 1 << SLOT_LOG2)
     steps: list[Step] = []
     state = ChainState()
     while len(steps) < count:
