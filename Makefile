@@ -26,7 +26,7 @@ help:
 	@echo "make clean      remove build/ and out/; make distclean removes .venv too"
 
 run: $(VENV)/.ready-rtl
-	@$(BIN)/plora run --out out/run
+	@$(BIN)/plora run --num-adapters 2000 --out out/run
 	@$(BIN)/plora lora --adapter tests/fixtures/peft/lora_qv_r8 --device rtl --out out/lora
 
 test: $(VENV)/.ready-test
