@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import os
 import sys
 import traceback
@@ -44,8 +43,7 @@ def _verb_module(verb: str) -> CommandModule:
 
 
 def _top_parser() -> argparse.ArgumentParser:
-    present = [verb for verb, module in VERBS.items() if importlib.util.find_spec(module)]
-    verbs = "\n".join(f"  {verb:<10} {_verb_module(verb).SUMMARY}" for verb in present)
+    verbs = "\n".join(f"  {verb:<10} {_verb_module(verb).SUMMARY}" for verb in VERBS)
     parser = _TopParser(
         prog="plora",
         description="PLoRA: LoRA serving with near-data processing, in RTL, models and whole-system runs.",

