@@ -375,10 +375,10 @@ class Core {
         array_ = array + (job.demand.beat_cycles - 1);
     }
 
-    // The array is done with `stripes` more, the last of them in this beat.
+    // The array is done with `stripes` more, the last of them in this beat: their weights are read as it moves on.
     void free_stripes(int64_t stripes, int64_t beats, double period) {
         freed_count_ += stripes;
-        freed_.push_back({freed_count_, beats, issue_, period});
+        freed_.push_back({freed_count_, beats, move_, period});
     }
 
     // The job had its last beat.
