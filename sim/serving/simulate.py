@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from plora.hw.defs.errors import UserError
-from plora.sim.hardware.link import load_link
 from plora.sim.llm.lora import adapter_bytes
 from plora.sim.llm.shapes import resident_weight_bytes
 from plora.sim.manager.online import Manager
 from plora.sim.serving.memory import AdapterCache, Blocks
 from plora.sim.serving.options import ServeOptions
-from plora.sim.serving.steps import Chunk, StepTimer
-from plora.sim.system.clock import PS_PER_S, duration_ps, ps_per_unit
+from plora.sim.serving.steps import Chunk, StepTimer, load_byte_ps
+from plora.sim.system.clock import PS_PER_S, duration_ps
 from plora.sim.system.config import Resolved
 from plora.sim.system.decide import AttentionModel, cost_model
 from plora.sim.system.decode import TYPICAL_RANK
@@ -33,7 +32,7 @@ from plora.sim.system.engine import NoProgressError
 from plora.sim.system.fastforward import Wave
 from plora.sim.system.spec import STRATEGIES, SystemSpec
 from plora.sim.system.work import IntArray
-from plora.sim.workload.requests import Requests
+from plora.sim.workload.requests import NO_ADAPTER, Requests
 
 NEVER = 1 << 62
 
@@ -93,7 +92,7 @@ class Simulation:
         self._options, self._spec = options, spec
         self._timer = StepTimer(resolved, spec)
         machine, work = self._timer.machine, self._timer.work
-        self._ranks = resolved.source.adapter_ranks(resolved.options.seed)
+        self._ranks = spec.adapters.stored_ranks(resolved.source.adapter_ranks(resolved.options.seed))
         self._prompt: list[int] = requests.input_tokens.tolist()
         self._output: list[int] = requests.output_tokens.tolist()
         self._adapter: list[int] = requests.adapter.tolist()
@@ -116,11 +115,9 @@ class Simulation:
         self.outcome.kv_blocks, self.outcome.block_tokens = self._blocks.capacity, options.block_size
         self._cache = self._load_ps = None
         if spec.adapters.load_link is not None:
-            link = load_link(spec.adapters.load_link)
-            per_byte = ps_per_unit(link.gb_per_s * 1e9 * link.format.read_efficiency)
             sizes = self._ranks * self._rank_bytes
             self._cache = AdapterCache(sizes, self._blocks, block_bytes)
-            self._load_ps = per_byte
+            self._load_ps = load_byte_ps(spec)
         elif spec.adapters.home == "hbm" and not unlimited:
             held = float(self._ranks.sum()) * self._rank_bytes
             self._blocks.reserved = -int(-held // block_bytes)
@@ -146,6 +143,8 @@ class Simulation:
         self._remaining = np.zeros(0, dtype=np.int64)
         self._near = np.zeros(0, dtype=np.int64)
         self._changed = True
+        self._merged = NO_ADAPTER
+        self._switching = 0
 
     def _kv_room(self, hbm_budget: int, far_capacity: int) -> float:
         spec = self._spec
@@ -282,7 +281,7 @@ class Simulation:
         self._admitted += 1
         if self.outcome.admitted_ps[request] < 0:
             self.outcome.admitted_ps[request] = self._now
-        if ready > self._now:
+        if ready > self._now and not self._spec.adapters.cold_start_tflops:
             heapq.heappush(self._loading, (ready, self._admitted, request))
         else:
             self._prefilling.append(request)
@@ -348,10 +347,27 @@ class Simulation:
                 seen -= kind.count * (total - int(np.minimum(self._contexts, kind.window).sum()))
         return max(seen / work.layers, 1.0)
 
+    def _merge(self, requests: list[int]) -> None:
+        """Merge the adapter that all `requests` share, or take the merged one out of the weights."""
+        if not self._spec.adapters.merge:
+            return
+        used = {self._adapter[request] for request in requests}
+        wanted = used.pop() if len(used) == 1 else NO_ADAPTER
+        if wanted != self._merged:
+            passes = (self._merged >= 0) + (wanted >= 0)
+            self._switching += passes * self._timer.switch_ps(self._weights)
+            self._merged = wanted
+            self._changed = True
+
+    def _switched(self) -> int:
+        """Return the time that merging adds to the step that is about to run."""
+        time, self._switching = self._switching, 0
+        return time
+
     def _fixed_wave(self) -> None:
         """Set the wave of a system with one strategy."""
         adapters = np.array([self._adapter[r] for r in self._running], dtype=np.int64)
-        ids, rows = np.unique(adapters[adapters >= 0], return_counts=True)
+        ids, rows = np.unique(adapters[(adapters >= 0) & (adapters != self._merged)], return_counts=True)
         strategy = STRATEGIES.index(self._spec.adapters.strategies[0])
         devices = ids % max(1, self._timer.machine.far_devices)
         self._new_wave(Wave(rows, self._ranks[ids], devices, np.full(len(ids), strategy)))
@@ -381,6 +397,7 @@ class Simulation:
     def _decode_steps(self) -> None:
         """Advance the batch by as many steps as nothing can interrupt."""
         most = min(int(self._remaining.min()), self._options.max_steps_at_once)
+        self._merge(self._running)
         loads = self._decide()
         if self._manager is not None:
             most = min(most, max(1, self._due - self._undecided))
@@ -393,7 +410,7 @@ class Simulation:
         if self._loading:
             wake = min(wake, self._loading[0][0])
         times = self._timer.decode_ps(self._contexts, self._near, self._wave, most)
-        times[0] += loads
+        times[0] += loads + self._switched()
         ends = np.cumsum(times) + self._now
         steps = min(most, int(np.searchsorted(ends, wake, side="left")) + 1) if wake != NEVER else most
         self._grow(steps)
@@ -482,20 +499,25 @@ class Simulation:
         """Compute prompts; with chunked prefill the running requests get their next token in the same step."""
         decoding = bool(self._running) and self._options.enable_chunked_prefill
         loads = 0
+        self._merge([*(self._running if decoding else ()), *(request for request, _ in chunks)])
         if decoding:
             loads = self._decide()
             if not self._make_room(1):
                 return  # the batch has changed; the loop schedules again
-        parts = []
+        parts, until = [], 0
         for request, size in chunks:
             adapter = self._adapter[request]
             cached = adapter >= 0 and (
                 self._spec.adapters.home == "hbm"
                 or (self._manager is not None and int(self._manager.cached[adapter]) == 2)
             )
-            rank = int(self._ranks[adapter]) if adapter >= 0 else 0
-            past = self._done[request]
-            parts.append(Chunk(size, past, past + size == self._tokens(request), rank, cached))
+            rank = int(self._ranks[adapter]) if adapter >= 0 and adapter != self._merged else 0
+            past, arrives = self._done[request], self._ready_at.get(adapter, 0)
+            last = past + size == self._tokens(request)
+            parts.append(Chunk(size, past, last, rank, cached, max(0, arrives - self._now)))
+            if last:
+                # Decoding needs the adapter in HBM; a prompt that ends before it has come waits for it.
+                until = max(until, arrives)
         nothing = np.zeros(0, dtype=np.int64)
         if decoding:
             time = self._timer.mixed_ps(self._contexts, self._near, self._wave, parts) + loads
@@ -503,6 +525,7 @@ class Simulation:
             self._count_strategies(1)
         else:
             time = self._timer.mixed_ps(nothing, nothing, EMPTY, parts)
+        time = max(time + self._switched(), until - self._now)
         self._now += time
         self.outcome.prompt_steps += 1
         self.outcome.prompt_tokens += sum(part.new for part in parts)

@@ -9,7 +9,8 @@ import numpy as np
 
 from plora.hw.defs.errors import UserError
 from plora.sim.hardware import kernels
-from plora.sim.system.clock import PS_PER_NS, duration_ps
+from plora.sim.hardware.link import load_link
+from plora.sim.system.clock import PS_PER_NS, duration_ps, ps_per_unit
 from plora.sim.system.config import Resolved
 from plora.sim.system.decode import machine_of
 from plora.sim.system.fastforward import FastPhases, Wave, can_fast_forward
@@ -27,6 +28,7 @@ class Chunk(msgspec.Struct, frozen=True):
         last: whether it ends the prompt, and so yields the first token.
         rank: rank of its adapter, 0 without one.
         cached: whether both matrices of the adapter are in HBM.
+        coming_ps: time until its adapter is in HBM, where the CPU computes the adapter's part so long.
     """
 
     new: int
@@ -34,6 +36,15 @@ class Chunk(msgspec.Struct, frozen=True):
     last: bool
     rank: int
     cached: bool
+    coming_ps: int = 0
+
+
+def load_byte_ps(spec: SystemSpec) -> float:
+    """Return the time of a byte on the link over which adapters are fetched, or 0 without one."""
+    if spec.adapters.load_link is None:
+        return 0.0
+    link = load_link(spec.adapters.load_link)
+    return ps_per_unit(link.gb_per_s * 1e9 * link.format.read_efficiency)
 
 
 class StepTimer:
@@ -55,6 +66,10 @@ class StepTimer:
         self._phases = [FastPhases(spec, self.machine, kind) for kind in self.work.kinds]
         self._groups_of: tuple[int, Wave | None] = (-1, None)
         self._groups_ps: list[int] = []
+        self._cold_flop_ps = self._cold_byte_ps = 0.0
+        if spec.adapters.cold_start_tflops:
+            self._cold_flop_ps = ps_per_unit(spec.adapters.cold_start_tflops * 1e12, "cold_start_tflops")
+            self._cold_byte_ps = load_byte_ps(spec)
 
     def setting(self, tokens: int) -> Setting:
         """Return the setting of a step of `tokens` tokens."""
@@ -108,6 +123,8 @@ class StepTimer:
             extra = self._prompt_adapters_ps(kind, chunks)
             layer = fast.groups_ps(base, message, wave, extra)
             total += kind.count * (layer + int(fast.attention_ps(work, contexts, near, 1, attention)[0]))
+        if self._cold_flop_ps:
+            total = self._with_cold_ps(total, chunks)
         if not machine.has_far:
             return total
         width = sum(kind.count * (g.a_columns + g.b_columns) for kind in work.kinds for g in kind.lora_groups)
@@ -132,6 +149,28 @@ class StepTimer:
             return []
         widths = (g.a_columns + g.b_columns for g in kind.lora_groups)
         return [self.machine.times.lora_ps(cached * width, work * width, 1.0) for width in widths]
+
+    def _with_cold_ps(self, total: int, chunks: Sequence[Chunk]) -> int:
+        """Return the length of a step that takes `total` once all adapters are in HBM.
+
+        Until the last of them has come the CPU gets x, computes, and returns y while the GPU computes
+        the base matrices: layers pass at the pace of the slower of the two. The GPU does the rest.
+        """
+        cold = [chunk for chunk in chunks if chunk.coming_ps > 0]
+        if not cold:
+            return total
+        coming = max(chunk.coming_ps for chunk in cold)
+        groups = [(kind.count, group) for kind in self.work.kinds for group in kind.lora_groups]
+        width = sum(count * (g.a_columns + g.b_columns) for count, g in groups)
+        moved = 2 * sum(count * (g.input_dim + g.b_columns) for count, g in groups) * sum(chunk.new for chunk in cold)
+        operations = 2 * width * sum(chunk.new * chunk.rank for chunk in cold)
+        on_cpu = duration_ps(operations, self._cold_flop_ps) + duration_ps(moved, self._cold_byte_ps)
+        slower = max(total, on_cpu)
+        return slower if coming >= slower else coming + round(total * (1 - coming / slower))
+
+    def switch_ps(self, weight_bytes: int) -> int:
+        """Return the time to add an adapter to all weights, or take it out: each is read and written once."""
+        return duration_ps(2 * weight_bytes / self.machine.gpus, self.machine.times.hbm_ps)
 
     def _prompt_attention_ps(self, chunk: Chunk) -> int:
         times, model = self.machine.times, self._resolved.model

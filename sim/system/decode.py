@@ -21,6 +21,7 @@ from plora.sim.system.machine import Machine, build_machine
 from plora.sim.system.spec import STRATEGIES, SystemSpec
 from plora.sim.system.tasks import Load, Setting
 from plora.sim.system.work import Batch, IntArray, Serving
+from plora.sim.workload.requests import NO_ADAPTER
 
 TYPICAL_RANK = 64
 """Rank at which the cost model counts descriptors."""
@@ -176,7 +177,10 @@ def decode_run(resolved: Resolved, spec: SystemSpec) -> DecodeRun:
     options = resolved.options
     batch = decode_batch(resolved)
     requested = len(batch)
-    ranks = resolved.source.adapter_ranks(options.seed)
+    ranks = spec.adapters.stored_ranks(resolved.source.adapter_ranks(options.seed))
+    if spec.adapters.merge and (batch.adapters == batch.adapters[0]).all():
+        # One adapter for all, merged: the steps are those of the base model.
+        batch = Batch(batch.contexts, np.full(requested, NO_ADAPTER, dtype=np.int64))
     weights = round(resident_weight_bytes(resolved.model, resolved.work.weights))
     work = resolved.work
     rank_bytes = adapter_bytes(resolved.model, 1, scope=work.lora_scope, shape=work.adapter_shape)

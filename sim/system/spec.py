@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from plora.hw.defs.errors import UserError
 from plora.sim.datafile import convert, read_toml
@@ -69,13 +71,23 @@ class Adapters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     With one strategy it is applied to all; with several the manager chooses. `assume_fits` leaves
     cached matrices out of the HBM budget, as the paper's idealised ND(E4) does. `load_link` is the
     link over which adapters that live in HBM are fetched from the host before their first request
-    runs; without it they are all there from the start.
+    runs; without it they are all there from the start. With `cold_start_tflops` above 0 the request
+    does not wait for it: the CPU computes the adapter's part of the prompt at that rate meanwhile.
+    `merge` adds the adapter to the base weights while all requests that run share one. `one_rank`
+    pads every adapter to the largest rank there is.
     """
 
     home: Literal["hbm", "far"]
     strategies: tuple[Strategy, ...]
     assume_fits: bool = False
     load_link: str | None = None
+    cold_start_tflops: float = 0.0
+    merge: bool = False
+    one_rank: bool = False
+
+    def stored_ranks(self, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the ranks (adapters,) at which adapters of `ranks` are stored and computed."""
+        return np.full_like(ranks, ranks.max()) if self.one_rank and len(ranks) else ranks
 
 
 class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,6 +136,12 @@ def _refuse(spec: SystemSpec) -> str | None:
         return f"adapters live in hbm, so only E1 applies, not {list(strategies)}"
     if spec.adapters.load_link is not None and spec.adapters.home != "hbm":
         return "adapters.load_link needs adapters.home hbm"
+    if not 0 <= spec.adapters.cold_start_tflops < 1e6:
+        return f"adapters.cold_start_tflops is {spec.adapters.cold_start_tflops}; give 0 to 1e6"
+    if spec.adapters.cold_start_tflops and spec.adapters.load_link is None:
+        return "adapters.cold_start_tflops needs adapters.load_link, over which adapters are fetched meanwhile"
+    if spec.adapters.merge and spec.adapters.home != "hbm":
+        return "adapters.merge needs adapters.home hbm"
     if far.compute == "none" and {"E3", "E4"} & set(strategies):
         return "E3 and E4 need far.compute to be ndp or cpu"
     if spec.kv.attention == "distributed" and (spec.kv.home != "far" or far.compute != "ndp"):

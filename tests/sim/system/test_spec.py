@@ -24,7 +24,7 @@ PAPER = {
 
 
 def test_every_system_of_the_paper_and_the_honest_bounds_are_there() -> None:
-    assert PAPER | {"all-hbm", "pure-cxl-cached"} == set(bundled_systems())
+    assert PAPER | {"all-hbm", "pure-cxl-cached", "punica", "dlora", "caraserve"} == set(bundled_systems())
 
 
 @pytest.mark.parametrize("name", bundled_systems())
@@ -62,6 +62,14 @@ def test_a_users_file_is_a_system(tmp_path: Path) -> None:
         (('home = "far"\nattention', 'home = "hbm"\nattention'), "distributed attention needs"),
         (("count = 1", "count = 0"), "gpus.count is 0"),
         (('memory = "devices"', 'memory = "host"'), "does not go with"),
+        (
+            ('strategies = ["E1", "E2", "E3", "E4"]', 'strategies = ["E1"]\nmerge = true'),
+            "merge needs adapters.home hbm",
+        ),
+        (
+            ('strategies = ["E1", "E2", "E3", "E4"]', 'strategies = ["E1"]\ncold_start_tflops = 3.0'),
+            "cold_start_tflops needs",
+        ),
     ],
 )
 def test_a_system_that_makes_no_sense_is_refused_in_one_line(
