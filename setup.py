@@ -14,11 +14,8 @@ setup(
         f"plora.{name}" for layer in LAYERS for name in [layer, *(f"{layer}.{sub}" for sub in find_packages(layer))]
     ],
     package_data={
-        # data/ and results/ are folders of a package, not packages
-        "": [
-            *("data/**/*", "results/*.json", "*.toml", "*.json", "*.csv", "*.csv.gz"),
-            *("*.cpp", "*.h", "*.v", "*.vlt", "py.typed"),
-        ],
+        # data/, results/, cpp/ and verilog/ are folders of a package, not packages
+        "": ["data/**/*", "results/*.json", "cpp/**/*", "verilog/*", "*.toml", "py.typed"],
     },
     zip_safe=False,
 )
