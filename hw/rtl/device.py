@@ -86,9 +86,11 @@ class NdpDevice(wiring.Component):
             result_writer.line.payload.address.eq(line.payload.address),
             result_writer.line.payload.data.eq(line.payload.data),
             result_writer.line.payload.strobe.eq(line.payload.strobe),
+            result_writer.line.payload.tag.eq(line.payload.tag),
             line.ready.eq(result_writer.line.ready),
             core.write.ack.eq(result_writer.ack.valid),
             core.write.ack_error.eq(result_writer.ack.valid & result_writer.ack.payload.error),
+            core.write.ack_tag.eq(result_writer.ack.payload.tag),
         ]
         for index in range(config.channels):
             port = ChannelPort(config)

@@ -73,8 +73,8 @@ read_response_layout = data.StructLayout({"data": WORD_BITS, "error": 1})
 
 
 def line_write_layout(config: NdpConfig) -> data.StructLayout:
-    """A masked write of one 64-byte line at DPA word ``address``."""
-    return data.StructLayout({"address": word_address_bits(config), "data": WORD_BITS, "strobe": WORD_BYTES})
+    """A masked write of one 64-byte line at DPA word ``address``; ``tag`` comes back with its acknowledgement."""
+    return data.StructLayout({"address": word_address_bits(config), "data": WORD_BITS, "strobe": WORD_BYTES, "tag": 1})
 
 
 class ReadPort(wiring.Signature):
@@ -94,7 +94,10 @@ class ReadPort(wiring.Signature):
 
 
 class LineWritePort(wiring.Signature):
-    """Writes of single lines, seen from the requester. ``ack`` pulses once for every acknowledged line."""
+    """Writes of single lines, seen from the requester.
+
+    ``ack`` pulses once for every acknowledged line, in any order; ``ack_tag`` is the line's tag.
+    """
 
     def __init__(self, config: NdpConfig) -> None:
         super().__init__(
@@ -102,6 +105,7 @@ class LineWritePort(wiring.Signature):
                 "line": Out(stream.Signature(line_write_layout(config))),
                 "ack": In(1),
                 "ack_error": In(1),
+                "ack_tag": In(1),
             }
         )
 

@@ -27,7 +27,7 @@ from plora.hw.rtl.core.job import (
 )
 from plora.hw.rtl.core.operand_loader import OperandLoader, issued_layout, placement_layout
 from plora.hw.rtl.core.queue import StreamQueue, next_index
-from plora.hw.rtl.core.result_writer import lines_bits, result_layout
+from plora.hw.rtl.core.result_writer import ACCOUNTS, lines_bits, result_layout
 from plora.hw.rtl.core.retirement import Retirement, executed_layout
 from plora.hw.rtl.core.sequencer import BeatSequencer, activity_layout, issue_layout
 from plora.hw.rtl.core.weight_reader import WeightReader, weights_layout
@@ -60,8 +60,7 @@ class ControlUnit(wiring.Component):
         placements, arrivals, arrived, issue, weights_freed: see the buffers, the sequencer and the feeder.
         failures: reads that memory failed, one a channel.
         collected: of the result collector.
-        result, write_failed, written_lines, half_emptied: see the result writer; the half is that of
-            ``result``.
+        result, account, settled, write_failed, lines: see the result writer.
         completed: outcomes, in the order of ``decoded``.
         activity, waits_for_input: for the counters.
         idle: no descriptor is here.
@@ -83,9 +82,10 @@ class ControlUnit(wiring.Component):
                 "failures": In(read_failure_layout).array(config.channels),
                 "collected": In(collected_layout),
                 "result": Out(stream.Signature(result_layout(config))),
-                "write_failed": In(1),
-                "written_lines": In(lines_bits(config)),
-                "half_emptied": In(1),
+                "account": In(range(ACCOUNTS)),
+                "settled": In(ACCOUNTS),
+                "write_failed": In(ACCOUNTS),
+                "lines": In(lines_bits(config)),
                 "completed": Out(stream.Signature(completed_layout())),
                 "activity": Out(activity_layout),
                 "waits_for_input": Out(1),
@@ -156,7 +156,7 @@ class ControlUnit(wiring.Component):
             gate.arrivals.eq(self.arrivals),
             gate.collected.eq(self.collected.valid),
             gate.completed.eq(retirement.job_completed),
-            gate.half_freed.eq(retirement.half_freed | Mux(self.half_emptied, 1 << self.result.payload.half, 0)),
+            gate.half_freed.eq(retirement.half_freed),
             sequencer.arrived.eq(self.arrived),
             self.activity.eq(sequencer.activity),
             self.waits_for_input.eq(gate.waits_for_input),
@@ -179,9 +179,11 @@ class ControlUnit(wiring.Component):
             executed.input.payload.cycles.eq(ended.cycles),
             numeric.input.valid.eq(self.collected.valid),
             numeric.input.payload.eq(self.collected.numeric),
-            retirement.write_failed.eq(self.write_failed),
-            retirement.written_lines.eq(self.written_lines),
-            self.idle.eq(records.level == 0),
+            retirement.account.eq(self.account),
+            retirement.settled.eq(self.settled),
+            retirement.failed.eq(self.write_failed),
+            retirement.lines.eq(self.lines),
+            self.idle.eq((records.level == 0) & ~retirement.busy),
         ]
         connect(m, records.output, retirement.records)
         connect(m, executed.output, retirement.executed)

@@ -119,9 +119,10 @@ class NdpCore(wiring.Component):
         m.d.comb += [
             output_buffer.write.eq(collector.write),
             control.collected.eq(collector.collected),
+            control.account.eq(writer.account),
+            control.settled.eq(writer.settled),
             control.write_failed.eq(writer.failed),
-            control.written_lines.eq(writer.lines),
-            control.half_emptied.eq(writer.emptied),
+            control.lines.eq(writer.lines),
             output_buffer.result_half.eq(writer.half),
             output_buffer.result_row.eq(writer.row),
             output_buffer.result_address.eq(writer.address),

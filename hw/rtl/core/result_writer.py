@@ -1,4 +1,4 @@
-"""The result writer: sends a result half to memory, line by line, and waits for every acknowledgement."""
+"""The result writer: sends result halves to memory, line by line, and counts the acknowledgements."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from plora.hw.rtl.interfaces import WORD_BITS, LineWritePort, word_address_bits
 
 LANE_BITS = (WORD_VALUES - 1).bit_length()
 VALUE_BITS = 8 * VALUE_BYTES
+
+ACCOUNTS = 2
+"""Results whose lines may be under way at a time."""
 
 
 def lines_bits(config: NdpConfig) -> int:
@@ -32,16 +35,18 @@ def result_layout(config: NdpConfig) -> data.StructLayout:
 
 
 class ResultWriter(wiring.Component):
-    """Writes one result at a time; rows are whole lines, one after the other, and their tails zero.
+    """Sends one result after the other; rows are whole lines, one after the other, and their tails zero.
 
-    Result row b comes from PE row b mod 2. One line a cycle while memory takes them. The next result
-    may begin when all lines of the last are acknowledged, since an acknowledgement does not say whose
-    it is. The half itself is free as soon as its last line has left.
+    Result row b comes from PE row b mod 2. One line a cycle while memory takes them. Lines carry the
+    account of their result, 0 and 1 in turn, so that the acknowledgements of one may still be on their
+    way while the lines of the next are sent.
 
     Ports:
-        result: taken when it has been written and acknowledged.
-        failed, lines: with the taking of ``result``: memory refused a line; lines of the result.
-        emptied: the last line of the half has left.
+        result: taken with its last line; the half is free then. Whoever offers the next result but one
+            has seen the outcome of this one.
+        lines, account: with the taking of ``result``: its lines, and its account.
+        settled: by account, every line sent for it is acknowledged.
+        failed: by account, memory refused a line of the last result.
         half, row, address, enable, word: reads of the output buffer.
         write: lines to memory.
     """
@@ -51,9 +56,10 @@ class ResultWriter(wiring.Component):
         super().__init__(
             {
                 "result": In(stream.Signature(result_layout(config))),
-                "failed": Out(1),
                 "lines": Out(lines_bits(config)),
-                "emptied": Out(1),
+                "account": Out(range(ACCOUNTS)),
+                "settled": Out(ACCOUNTS),
+                "failed": Out(ACCOUNTS),
                 "half": Out(range(RESULT_HALVES)),
                 "row": Out(range(PE_ROWS)),
                 "address": Out(range(config.result_half_words)),
@@ -65,11 +71,10 @@ class ResultWriter(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        config = self._config
         result, line = self.result.payload, self.write.line
 
         # Where the next read is: word ``word`` of row ``rows_done``.
-        reading, read = Signal(), Signal()
+        start, reading, read = Signal(), Signal(), Signal()
         last_word = Signal.like(self.address)
         word, pair_address = Signal.like(self.address), Signal.like(self.address)
         rows_done = Signal.like(result.rows)
@@ -77,9 +82,8 @@ class ResultWriter(wiring.Component):
         # The word that the buffer shows, and its way to memory.
         shown, shown_tail, shown_last = Signal(), Signal(), Signal()
         line_address = Signal.like(result.address)
+        lines_sent = Signal.like(self.lines)
         sent = Signal()
-        unanswered = Signal(lines_bits(config))
-        failed, all_sent = Signal(), Signal()
 
         m.d.comb += [
             last_word.eq((result.columns - 1) >> LANE_BITS),
@@ -95,9 +99,20 @@ class ResultWriter(wiring.Component):
             line.payload.address.eq(line_address),
             line.payload.strobe.eq(~0),
             line.payload.data.eq(self._without_tail(self.word, shown_tail, result.columns[:LANE_BITS])),
-            self.emptied.eq(sent & shown_last),
-            self.failed.eq(failed),
+            line.payload.tag.eq(self.account),
+            self.result.ready.eq(sent & shown_last),
+            self.lines.eq(lines_sent + 1),
+            start.eq(self.result.valid & ~reading & ~shown),
         ]
+        with m.If(start):
+            m.d.sync += [
+                reading.eq(1),
+                word.eq(0),
+                pair_address.eq(0),
+                rows_done.eq(0),
+                lines_sent.eq(0),
+                line_address.eq(result.address),
+            ]
         with m.If(read):
             m.d.sync += [shown.eq(1), shown_tail.eq(end_row), shown_last.eq(end_result), word.eq(word + 1)]
             with m.If(end_row):
@@ -109,31 +124,20 @@ class ResultWriter(wiring.Component):
         with m.Elif(sent):
             m.d.sync += shown.eq(0)
         with m.If(sent):
-            m.d.sync += [line_address.eq(line_address + 1), self.lines.eq(self.lines + 1)]
-        m.d.sync += unanswered.eq(unanswered + sent - self.write.ack)
+            m.d.sync += [line_address.eq(line_address + 1), lines_sent.eq(lines_sent + 1)]
+            with m.If(shown_last):
+                m.d.sync += self.account.eq(self.account + 1)
 
-        with m.FSM():
-            with m.State("IDLE"):
-                m.d.sync += [
-                    word.eq(0),
-                    pair_address.eq(0),
-                    rows_done.eq(0),
-                    line_address.eq(result.address),
-                    failed.eq(0),
-                    self.lines.eq(0),
-                    all_sent.eq(0),
-                ]
-                with m.If(self.result.valid):
-                    m.d.sync += reading.eq(1)
-                    m.next = "WRITE"
-            with m.State("WRITE"):
-                with m.If(self.emptied):
-                    m.d.sync += all_sent.eq(1)
-                with m.If(self.write.ack & self.write.ack_error):
-                    m.d.sync += failed.eq(1)
-                with m.If(all_sent & (unanswered == 0)):
-                    m.d.comb += self.result.ready.eq(1)
-                    m.next = "IDLE"
+        for account in range(ACCOUNTS):
+            unanswered = Signal(lines_bits(self._config), name=f"unanswered_{account}")
+            mine = sent & (self.account == account)
+            acknowledged = self.write.ack & (self.write.ack_tag == account)
+            m.d.sync += unanswered.eq(unanswered + mine - acknowledged)
+            m.d.comb += self.settled[account].eq(unanswered == 0)
+            with m.If(start & (self.account == account)):
+                m.d.sync += self.failed[account].eq(0)
+            with m.Elif(acknowledged & self.write.ack_error):
+                m.d.sync += self.failed[account].eq(1)
         return m
 
     def _without_tail(self, word: Signal, partial: Signal, values: Signal) -> Signal:

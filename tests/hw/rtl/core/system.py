@@ -273,7 +273,7 @@ class _Bench:
 
     async def write(self, ctx: Any) -> None:
         mood, rng, port, memory = self.mood, self._rng(3), self.dut.write, self.system.memory
-        acks: list[tuple[int, int]] = []  # earliest cycle, error
+        acks: list[tuple[int, int, int]] = []  # earliest cycle, error, tag
         cycle = 0
         while True:
             ready = rng.random() >= mood.line_stall
@@ -284,6 +284,7 @@ class _Bench:
                 ack = rng.choice(due) if mood.ack_shuffle else due[0]
                 acks.remove(ack)
                 ctx.set(port.ack_error, ack[1])
+                ctx.set(port.ack_tag, ack[2])
             *_, valid, line = await ctx.tick().sample(port.line.valid, port.line.payload)
             cycle += 1
             if valid and ready:
@@ -291,9 +292,9 @@ class _Bench:
                 latency = rng.randint(1, mood.ack_latency) if mood.ack_shuffle else mood.ack_latency
                 try:
                     memory.write(line.address * WORD_BYTES, line.data.to_bytes(WORD_BYTES, "little"))
-                    acks.append((cycle + latency, 0))
+                    acks.append((cycle + latency, 0, line.tag))
                 except MemoryFault:
-                    acks.append((cycle + latency, 1))
+                    acks.append((cycle + latency, 1, line.tag))
 
 
 def random_values(rng: np.random.Generator, rows: int, columns: int, kind: str = "normal") -> Any:

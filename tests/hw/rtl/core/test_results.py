@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from plora.hw.rtl.core.job import Region, channel_bits, record_layout, result_ta
 from plora.hw.rtl.core.result_writer import ResultWriter, result_layout
 from plora.hw.rtl.core.retirement import Retirement, executed_layout
 from plora.hw.rtl.pe.array import results_layout
-from tests.hw.rtl.core.bench import TINY, simulate
+from tests.hw.rtl.core.bench import TINY, drain, feed, simulate
 
 CONFIGS = pytest.mark.parametrize(
     "config", [replace(TINY, name=f"tiny-{c}", channels=c) for c in (1, 2, 8)], ids=lambda config: config.name
@@ -115,7 +115,7 @@ class WriterBench:
 
     async def memory(self, ctx: Any) -> None:
         port = self.dut.write
-        pending: list[tuple[int, int]] = []
+        pending: list[tuple[int, int, int]] = []
         while True:
             ready = self.rng.random() >= self.line_stall
             ctx.set(port.line.ready, ready)
@@ -125,21 +125,28 @@ class WriterBench:
                 answered = self.rng.choice(due)  # acknowledgements overtake each other
                 pending.remove(answered)
                 ctx.set(port.ack_error, answered[1] in self.fail)
+                ctx.set(port.ack_tag, answered[2])
             *_, valid, line = await ctx.tick().sample(port.line.valid, port.line.payload)
             self.cycle += 1
             if valid and ready:
                 assert line.strobe == (1 << 64) - 1
                 self.lines.append((line.address, line.data))
-                pending.append((self.cycle + self.rng.randint(0, self.ack_latency), line.address))
+                pending.append((self.cycle + self.rng.randint(0, self.ack_latency), line.address, line.tag))
 
-    async def write(self, ctx: Any, **result: int) -> tuple[bool, int]:
-        """Write one result and return whether it failed, and its lines."""
+    async def send(self, ctx: Any, **result: int) -> tuple[int, int]:
+        """Send one result and return its account and its lines."""
         dut = self.dut
         ctx.set(dut.result.payload, result_layout(TINY).const(result))
         ctx.set(dut.result.valid, 1)
-        *_, failed, lines = await ctx.tick().sample(dut.failed, dut.lines).until(dut.result.ready)
+        *_, account, lines = await ctx.tick().sample(dut.account, dut.lines).until(dut.result.ready)
         ctx.set(dut.result.valid, 0)
-        return bool(failed), lines
+        return account, lines
+
+    async def settle(self, ctx: Any, account: int) -> bool:
+        """Wait until ``account`` is settled and return whether it failed."""
+        while not ctx.get(self.dut.settled) >> account & 1:
+            await ctx.tick()
+        return bool(ctx.get(self.dut.failed) >> account & 1)
 
 
 @settings(max_examples=12)
@@ -153,7 +160,8 @@ def test_rows_are_written_line_after_line_with_zero_tails(stall: float, ack_late
             rows, columns = rng.choice([1, 2, 3, 5]), rng.choice([1, 31, 32, 33, 64, 90])
             address, half = rng.randrange(1000), rng.getrandbits(1)
             bench.lines.clear()
-            failed, lines = await bench.write(ctx, address=address, half=half, rows=rows, columns=columns)
+            account, lines = await bench.send(ctx, address=address, half=half, rows=rows, columns=columns)
+            failed = await bench.settle(ctx, account)
             words = result_row_words(columns)
             expected = []
             for row in range(rows):
@@ -167,37 +175,37 @@ def test_rows_are_written_line_after_line_with_zero_tails(stall: float, ack_late
     simulate(bench.dut, run, background=[bench.buffer, bench.memory])
 
 
-def test_a_result_is_done_only_after_its_last_acknowledgement_but_its_half_is_free_before() -> None:
+def test_an_account_is_settled_by_its_own_acknowledgements_alone() -> None:
     bench = WriterBench(1)
-    emptied: list[int] = []
 
     async def run(ctx: Any) -> None:
         bench.hold_acks = True
-        ctx.set(bench.dut.result.payload, result_layout(TINY).const({"rows": 3, "columns": 40}))
-        ctx.set(bench.dut.result.valid, 1)
-        for _ in range(40):
-            *_, ready, empty = await ctx.tick().sample(bench.dut.result.ready, bench.dut.emptied)
-            assert not ready
-            if empty:
-                emptied.append(len(bench.lines))
-        assert len(emptied) == 1
-        assert len(bench.lines) == 6
+        first, _ = await bench.send(ctx, address=0, rows=3, columns=40)
+        assert ctx.get(bench.dut.settled) == 0b11 & ~(1 << first)
+        second, _ = await bench.send(ctx, address=100, rows=2, columns=90)
+        assert second != first
+        await ctx.tick().repeat(20)
+        assert ctx.get(bench.dut.settled) == 0
         bench.hold_acks = False
-        await ctx.tick().until(bench.dut.result.ready)
+        assert not await bench.settle(ctx, first)
+        assert not await bench.settle(ctx, second)
 
     simulate(bench.dut, run, background=[bench.buffer, bench.memory])
 
 
-@pytest.mark.parametrize("failing", [0, 3, 5])
-def test_one_refused_line_fails_its_result_and_not_the_next(failing: int) -> None:
+@pytest.mark.parametrize("failing", [0, 3, 5, 100, 105])
+def test_a_refused_line_fails_its_own_result_alone(failing: int) -> None:
     bench = WriterBench(failing)
 
     async def run(ctx: Any) -> None:
         bench.fail = {failing}
-        failed, _ = await bench.write(ctx, address=0, rows=2, columns=90)
-        assert failed
-        failed, _ = await bench.write(ctx, address=100, rows=2, columns=90)
-        assert not failed
+        bench.hold_acks = True
+        accounts = [(await bench.send(ctx, address=address, rows=2, columns=90))[0] for address in (0, 100)]
+        bench.hold_acks = False
+        assert [await bench.settle(ctx, account) for account in accounts] == [failing < 100, failing >= 100]
+        account, _ = await bench.send(ctx, address=200, rows=2, columns=90)
+        assert account == accounts[0]
+        assert not await bench.settle(ctx, account)
 
     simulate(bench.dut, run, background=[bench.buffer, bench.memory])
 
@@ -214,112 +222,190 @@ def test_a_line_leaves_in_every_cycle_while_memory_takes_them() -> None:
                 cycles.append(cycle)
 
     async def run(ctx: Any) -> None:
-        await bench.write(ctx, rows=4, columns=128)
+        await bench.send(ctx, rows=4, columns=128)
 
     simulate(bench.dut, run, background=[bench.buffer, bench.memory, clock])
     assert cycles == list(range(cycles[0], cycles[0] + 16))
 
 
+@dataclass(frozen=True)
+class Retired:
+    """A descriptor at retirement: what the decoder said, what became of its work, and the status it must get."""
+
+    wanted: Status
+    status: Status = Status.OK
+    flags: dict[str, int] = field(default_factory=dict)
+    first: int = 1
+    verdict: int = 0
+    read_error: int = 0
+    write_error: int = 0
+    half: int = 0
+
+    @property
+    def is_job(self) -> bool:
+        return self.status is Status.OK
+
+    @property
+    def has_results(self) -> bool:
+        return self.is_job and not self.flags.get("acc_out", 0)
+
+    @property
+    def written(self) -> bool:
+        to_memory = self.has_results and not self.flags.get("keep", 0)
+        return to_memory and not self.read_error and self.wanted is not Status.CHAIN_ABORTED
+
+
 class RetirementBench:
-    """Retires a list of descriptors, each with what became of its work."""
+    """Offers descriptors and what became of them, each stream at its own pace, and checks what is completed."""
 
-    def __init__(self) -> None:
+    LINES, CYCLES, NUMERIC = 3, 11, 2
+
+    def __init__(self, cases: list[Retired], seed: int) -> None:
         self.dut = Retirement(TINY)
-        self.written: list[int] = []
-        self.freed = 0
+        self.cases = cases
+        self.rng = random.Random(seed)
+        self.sent: list[int] = []
+        self.freed: list[int] = []
+        self.account = 0
+        self.pending: dict[int, tuple[int, int]] = {}  # account: cycles until it is settled, failure
 
-    async def retire(
-        self, ctx: Any, status: Status, *, first: int = 1, verdict: int = 0, read_error: int = 0, write_error: int = 0,
-        numeric: int = 0, half: int = 0, **flags: int,
-    ) -> dict[str, int]:  # fmt: skip
-        dut = self.dut
-        d = Descriptor(device_rows=5, gpu_rows=3, **flags)
-        ctx.set(
-            dut.records.payload,
+    def run(self) -> None:
+        dut, cases = self.dut, self.cases
+        records = [
             record_layout(TINY).const(
-                {"descriptor": {f.name: int(getattr(d, f.name)) for f in FIELDS}, "first": first, "verdict": verdict,
-                 "status": status, "result_address": 77, "queue": 9}
-            ),
-        )  # fmt: skip
-        ctx.set(dut.records.valid, 1)
-        await ctx.tick().repeat(3)
-        if status is Status.OK:
-            assert not ctx.get(dut.completed.valid)
-            ctx.set(dut.executed.payload, executed_layout.const({"half": half, "read_error": read_error, "cycles": 11}))
-            ctx.set(dut.executed.valid, 1)
-            if not flags.get("acc_out"):
-                await ctx.tick().repeat(3)
-                assert not ctx.get(dut.completed.valid)
-                assert not ctx.get(dut.result.valid)
-                ctx.set(dut.numeric.payload, numeric)
-                ctx.set(dut.numeric.valid, 1)
-        while not ctx.get(dut.completed.valid):
-            self.freed |= ctx.get(dut.half_freed)
-            if ctx.get(dut.result.valid):
-                result = ctx.get(dut.result.payload)
-                assert (result.address, result.half, result.rows, result.columns) == (77, half, 3, 5)
-                self.written.append(half)
-                ctx.set(dut.write_failed, write_error)
-                ctx.set(dut.written_lines, 3)
-                ctx.set(dut.result.ready, 1)
-                await ctx.tick()
-                ctx.set(dut.result.ready, 0)
-            else:
-                await ctx.tick()
-        completed = ctx.get(dut.completed.payload)
-        assert completed.queue == 9
-        assert Descriptor(**{f.name: completed.descriptor[f.name] for f in FIELDS}) == d
-        ctx.set(dut.completed.ready, 1)
-        assert ctx.get(dut.job_completed) == (status is Status.OK)
-        assert ctx.get(dut.numeric.ready) == (status is Status.OK and not flags.get("acc_out", 0))
-        await ctx.tick()
-        for stream in (dut.records, dut.executed, dut.numeric):
-            ctx.set(stream.valid, 0)
-        ctx.set(dut.completed.ready, 0)
-        return {name: completed[name] for name in ("status", "numeric", "result_bytes", "cycles")}
+                {"descriptor": {f.name: int(getattr(self.descriptor(case), f.name)) for f in FIELDS},
+                 "first": case.first, "verdict": case.verdict, "status": case.status, "queue": index,
+                 "result_address": 70 + index}
+            )
+            for index, case in enumerate(cases)
+        ]  # fmt: skip
+        executed = [
+            executed_layout.const({"half": case.half, "read_error": case.read_error, "cycles": self.CYCLES})
+            for case in cases
+            if case.is_job
+        ]
+        numeric = [self.NUMERIC for case in cases if case.has_results]
+
+        def source(stream: Any, payloads: list[Any]) -> Any:
+            async def process(ctx: Any) -> None:
+                await feed(ctx, stream, payloads, self.rng, self.rng.choice([0.0, 0.7]))
+
+            return process
+
+        simulate(
+            dut,
+            source(dut.records, records),
+            source(dut.executed, executed),
+            source(dut.numeric, numeric),
+            self.collect,
+            background=[self.writer, self.watch],
+            deadline_cycles=5000,
+        )
+        assert self.sent == [index for index, case in enumerate(cases) if case.written]
+        to_memory = [case for case in cases if case.has_results and not case.flags.get("keep", 0)]
+        assert self.freed == [case.half for case in to_memory], "a half is freed once for each job that was given it"
+
+    @staticmethod
+    def descriptor(case: Retired) -> Descriptor:
+        return Descriptor(device_rows=5, gpu_rows=3, **case.flags)
+
+    async def watch(self, ctx: Any) -> None:
+        async for *_, freed in ctx.tick().sample(self.dut.half_freed):
+            if freed:
+                self.freed.append(freed.bit_length() - 1)
+
+    async def writer(self, ctx: Any) -> None:
+        dut, rng = self.dut, self.rng
+        while True:
+            for account, (cycles, failure) in list(self.pending.items()):
+                if cycles == 0:
+                    del self.pending[account]
+                    ctx.set(dut.settled, ctx.get(dut.settled) | 1 << account)
+                    ctx.set(dut.failed, ctx.get(dut.failed) & ~(1 << account) | failure << account)
+                else:
+                    self.pending[account] = (cycles - 1, failure)
+            ready = rng.random() < 0.3
+            ctx.set(dut.result.ready, ready)
+            ctx.set(dut.account, self.account)
+            ctx.set(dut.lines, self.LINES if ready else 0)
+            *_, valid, result = await ctx.tick().sample(dut.result.valid, dut.result.payload)
+            if valid and ready:
+                index = result.address - 70
+                case = self.cases[index]
+                assert (result.half, result.rows, result.columns) == (case.half, 3, 5)
+                assert self.account not in self.pending, "two results in one account"
+                self.sent.append(index)
+                self.pending[self.account] = (rng.choice([0, 1, 20]), case.write_error)
+                ctx.set(dut.settled, ctx.get(dut.settled) & ~(1 << self.account))
+                self.account ^= 1
+
+    async def collect(self, ctx: Any) -> None:
+        ctx.set(self.dut.settled, 0b11)
+        got: list[Any] = []
+        await drain(ctx, self.dut.completed, got, len(self.cases), self.rng, 0.4)
+        for index, (completed, case) in enumerate(zip(got, self.cases, strict=True)):
+            where = f"descriptor {index}: {case}"
+            assert completed.queue == index
+            assert Descriptor(**{f.name: completed.descriptor[f.name] for f in FIELDS}) == self.descriptor(case), where
+            ok = case.wanted is Status.OK
+            assert (completed.status, completed.numeric, completed.result_bytes, completed.cycles) == (
+                case.wanted,
+                self.NUMERIC if ok and case.has_results else 0,
+                64 * self.LINES if ok and case.written else 0,
+                self.CYCLES if ok else 0,
+            ), where
+        assert not ctx.get(self.dut.busy)
 
 
-OK = {"status": Status.OK, "numeric": 2, "result_bytes": 0, "cycles": 11}
+ABORTED = Status.CHAIN_ABORTED
+FAILED = Status.MEMORY_ERROR
 
 
-def failed(status: Status) -> dict[str, int]:
-    return {"status": status, "numeric": 0, "result_bytes": 0, "cycles": 0}
+@settings(max_examples=12)
+@given(st.integers(0, 9999))
+def test_outcomes_are_those_of_the_table(seed: int) -> None:
+    RetirementBench(
+        [
+            Retired(Status.OK),
+            Retired(Status.OK, half=1),
+            Retired(Status.OK, flags={"chain": 1, "keep": Keep.NEW}),
+            Retired(Status.OK, flags={"chain": 1, "acc_out": 1}, first=0),
+            Retired(Status.OK, first=0),
+            Retired(Status.BAD_OP, Status.BAD_OP),
+            Retired(FAILED, read_error=1, half=1),
+            Retired(Status.OK),
+            Retired(FAILED, write_error=1, half=1),
+            Retired(Status.OK),
+            Retired(Status.OK, half=1),
+        ],
+        seed,
+    ).run()
 
 
-def test_outcomes_are_those_of_the_table() -> None:
-    bench = RetirementBench()
-
-    async def run(ctx: Any) -> None:
-        assert await bench.retire(ctx, Status.OK, numeric=2, half=1) == {**OK, "result_bytes": 3 * 64}
-        assert bench.written == [1]
-        assert await bench.retire(ctx, Status.OK, numeric=2, keep=Keep.NEW) == OK
-        assert await bench.retire(ctx, Status.OK, numeric=2, acc_out=1) == {**OK, "numeric": 0}
-        assert await bench.retire(ctx, Status.BAD_OP) == failed(Status.BAD_OP)
-        assert bench.freed == 0
-        assert await bench.retire(ctx, Status.OK, read_error=1, half=1) == failed(Status.MEMORY_ERROR)
-        assert bench.freed == 0b10
-        assert bench.written == [1], "a result was written although a read had failed"
-        assert await bench.retire(ctx, Status.OK, write_error=1) == failed(Status.MEMORY_ERROR)
-
-    simulate(bench.dut, run)
-
-
-@pytest.mark.parametrize("cause", [{"read_error": 1}, {"write_error": 1}, {"status": Status.BAD_FLAGS}])
-def test_a_failure_aborts_the_rest_of_its_chain_and_nothing_else(cause: dict[str, Any]) -> None:
-    bench = RetirementBench()
-
-    async def run(ctx: Any) -> None:
-        cause_of = dict(cause)
-        status = cause_of.pop("status", Status.OK)
-        assert (await bench.retire(ctx, status, chain=1, **cause_of))["status"] not in (Status.OK, Status.CHAIN_ABORTED)
-        bench.written.clear()
-        assert await bench.retire(ctx, Status.OK, first=0, chain=1) == failed(Status.CHAIN_ABORTED)
-        assert await bench.retire(ctx, Status.CHAIN_BROKEN, first=0, chain=1) == failed(Status.CHAIN_ABORTED)
-        # What the queue engine says stands.
-        broken = await bench.retire(ctx, Status.CHAIN_BROKEN, first=0, verdict=1, chain=1)
-        assert broken == failed(Status.CHAIN_BROKEN)
-        assert await bench.retire(ctx, Status.OK, first=0, chain=0) == failed(Status.CHAIN_ABORTED)
-        assert bench.written == [], "an aborted result was written"
-        assert (await bench.retire(ctx, Status.OK, first=1))["status"] == Status.OK
-
-    simulate(bench.dut, run)
+@pytest.mark.parametrize(
+    "cause",
+    [
+        Retired(FAILED, read_error=1, flags={"chain": 1}),
+        Retired(FAILED, write_error=1, flags={"chain": 1}),
+        Retired(Status.BAD_FLAGS, Status.BAD_FLAGS, flags={"chain": 1}),
+    ],
+    ids=["read", "write", "refusal"],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_failure_aborts_the_rest_of_its_chain_and_nothing_else(cause: Retired, seed: int) -> None:
+    chain = {"chain": 1}
+    RetirementBench(
+        [
+            Retired(Status.OK),
+            cause,
+            Retired(ABORTED, flags=chain, first=0, half=1),
+            Retired(ABORTED, Status.CHAIN_BROKEN, flags=chain, first=0),
+            # What the queue engine says stands.
+            Retired(Status.CHAIN_BROKEN, Status.CHAIN_BROKEN, flags=chain, first=0, verdict=1),
+            Retired(ABORTED, first=0),
+            Retired(Status.OK, half=1),
+            cause,
+            Retired(Status.OK),
+        ],
+        seed,
+    ).run()
