@@ -144,7 +144,7 @@ class Simulation:
         self._near = np.zeros(0, dtype=np.int64)
         self._changed = True
         self._merged = NO_ADAPTER
-        self._switching = 0
+        self._owed_ps = 0  # transfers and merges that were ordered and that no step has paid for yet
 
     def _kv_room(self, hbm_budget: int, far_capacity: int) -> float:
         spec = self._spec
@@ -355,13 +355,13 @@ class Simulation:
         wanted = used.pop() if len(used) == 1 else NO_ADAPTER
         if wanted != self._merged:
             passes = (self._merged >= 0) + (wanted >= 0)
-            self._switching += passes * self._timer.switch_ps(self._weights)
+            self._owed_ps += passes * self._timer.switch_ps(self._weights)
             self._merged = wanted
             self._changed = True
 
-    def _switched(self) -> int:
-        """Return the time that merging adds to the step that is about to run."""
-        time, self._switching = self._switching, 0
+    def _owed(self) -> int:
+        """Return the time that transfers and merges add to the step that is about to run."""
+        time, self._owed_ps = self._owed_ps, 0
         return time
 
     def _fixed_wave(self) -> None:
@@ -398,7 +398,7 @@ class Simulation:
         """Advance the batch by as many steps as nothing can interrupt."""
         most = min(int(self._remaining.min()), self._options.max_steps_at_once)
         self._merge(self._running)
-        loads = self._decide()
+        self._owed_ps += self._decide()
         if self._manager is not None:
             most = min(most, max(1, self._due - self._undecided))
         most = self._make_room(most)
@@ -410,7 +410,7 @@ class Simulation:
         if self._loading:
             wake = min(wake, self._loading[0][0])
         times = self._timer.decode_ps(self._contexts, self._near, self._wave, most)
-        times[0] += loads + self._switched()
+        times[0] += self._owed()
         ends = np.cumsum(times) + self._now
         steps = min(most, int(np.searchsorted(ends, wake, side="left")) + 1) if wake != NEVER else most
         self._grow(steps)
@@ -498,10 +498,9 @@ class Simulation:
     def _mixed_step(self, chunks: list[tuple[int, int]]) -> None:
         """Compute prompts; with chunked prefill the running requests get their next token in the same step."""
         decoding = bool(self._running) and self._options.enable_chunked_prefill
-        loads = 0
         self._merge([*(self._running if decoding else ()), *(request for request, _ in chunks)])
         if decoding:
-            loads = self._decide()
+            self._owed_ps += self._decide()
             if not self._make_room(1):
                 return  # the batch has changed; the loop schedules again
         parts, until = [], 0
@@ -520,12 +519,12 @@ class Simulation:
                 until = max(until, arrives)
         nothing = np.zeros(0, dtype=np.int64)
         if decoding:
-            time = self._timer.mixed_ps(self._contexts, self._near, self._wave, parts) + loads
+            time = self._timer.mixed_ps(self._contexts, self._near, self._wave, parts)
             self._grow(1)
             self._count_strategies(1)
         else:
             time = self._timer.mixed_ps(nothing, nothing, EMPTY, parts)
-        time = max(time + self._switched(), until - self._now)
+        time = max(time + self._owed(), until - self._now)
         self._now += time
         self.outcome.prompt_steps += 1
         self.outcome.prompt_tokens += sum(part.new for part in parts)

@@ -102,6 +102,22 @@ def test_blocks_that_run_out_preempt_the_last_request_and_all_still_finish() -> 
     assert sum(found.step_tokens) + len(found.pauses_ps) == tokens
 
 
+def test_what_was_ordered_before_a_preemption_is_still_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = requests_of(32, input_tokens=30, output_tokens=150)
+    run = {"device_numbers": {"capacity_bytes": 7.0e9}}
+    before = serve("plora", requests, run=run, max_num_seqs=32)
+    assert before.preemptions.sum() > 0
+    decide, asked = Simulation._decide, []
+
+    def costly(simulation: Simulation) -> int:
+        asked.append(simulation)
+        return decide(simulation) + 1000
+
+    monkeypatch.setattr(Simulation, "_decide", costly)
+    after = serve("plora", requests, run=run, max_num_seqs=32)
+    assert sum(after.step_ps) - sum(before.step_ps) == 1000 * len(asked)
+
+
 def test_a_request_that_could_never_run_is_refused_at_once() -> None:
     requests = requests_of(3, input_tokens=100_000, input_cv=0)
     with pytest.raises(UserError, match=r"request 0 with 100000 \+ .* tokens needs"):
