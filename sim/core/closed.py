@@ -112,9 +112,11 @@ def alone(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Alone:
     results = accepted + c.array + d.merge_cycles + c.collect + c.queue
     ready = np.where(d.destination == TO_ACCUMULATORS, last_beat + c.queue, results)
     one, pair = geometric(timing.stall), geometric(timing.stall, 2)
-    sent = ready + c.retire + c.write_start + d.lines * (1 + pair) - 1
+    sent = ready + c.write_start + d.lines * (1 + pair) - 1
     acknowledged = sent + timing.write_latency_cycles + one + c.write_return
-    completed = np.where(d.destination == TO_MEMORY, acknowledged + c.write_end + c.retire, ready + c.retire)
+    passed = np.where(d.destination == TO_MEMORY, sent + 1, ready)
+    completed = passed + c.retire
+    completed = np.where(d.destination == TO_MEMORY, np.maximum(completed, acknowledged + c.write_end), completed)
     return Alone(given, first_beat, last_beat, completed)
 
 
@@ -147,8 +149,8 @@ def interval(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Inter
     """Cycles that each resource needs for a descriptor.
 
     memory: words of the busiest channel, its slot, its completion and its share of result lines included; array:
-    beats, and the cycle between jobs; results: the writer waits for every acknowledgement before the next
-    result; latency: as many jobs as there are slots, from decoder to last beat.
+    beats, and the cycle between jobs; results: while the lines of one are sent, those of one other may wait for
+    their acknowledgements; latency: as many jobs as there are slots, from decoder to last beat.
     """
     c, d = load_constants(), demands
     own_lines = 2 + -(-d.lines // config.channels)
@@ -156,10 +158,10 @@ def interval(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Inter
     memory = (d.stripes + d.operand_stripes + own_lines) * timing.beat_cycles * ready
     array = (d.groups * d.pairs * _pass_cycles(d) + 1).astype(np.float64)
     one, pair = geometric(timing.stall), geometric(timing.stall, 2)
-    hand_over = c.engine_job - 1 + c.retire
-    written = c.retire + c.write_start + d.lines * (1 + pair) - 1 + timing.write_latency_cycles + one
-    written = written + c.write_return + c.write_end + c.retire
-    results = np.where(d.destination == TO_MEMORY, written, float(c.retire)) + hand_over
+    taken = c.engine_job - 1  # from offered to taken by the queue engine
+    sending = 1 + c.write_start + d.lines * (1 + pair)
+    acknowledged = sending + timing.write_latency_cycles + one + c.write_return + c.write_end + taken
+    results = np.where(d.destination == TO_MEMORY, np.maximum(sending, acknowledged / 2), float(c.retire + taken))
     times = alone(config, demands, timing)
     latency = (times.last_beat - times.given + 1) / c.job_slots
     same = np.ones(len(d))

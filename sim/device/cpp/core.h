@@ -22,6 +22,7 @@ struct Job {
     Posted* posted = nullptr;
     Demand demand{};
     bool refused = false;
+    bool continues = false;        // a chain whose descriptor before it is in the core too
     double accepted = kUnknown;    // taken by the instruction buffer
     double given = kUnknown;       // left the decoder
     double arrived = kUnknown;     // its operand counts as arrived
@@ -29,6 +30,8 @@ struct Job {
     double first_beat = kUnknown, last_beat = kUnknown;
     double collected = kUnknown;   // its last result is in the output buffer
     double emptied = kUnknown;     // its last result line has left the output buffer
+    double acknowledged = 0;       // so far
+    double passed = kUnknown;      // it needs nothing of the core but acknowledgements
     double completed = kUnknown;   // offered to the queue engine as completed
     double done = kUnknown;        // the queue engine has taken it
     int64_t left = 0;              // stripes that the array has not seen yet
@@ -58,14 +61,16 @@ class Core {
         return jobs_[accepted_ - s_.instruction_buffer_depth].given + 1;
     }
 
-    // Takes a descriptor in `cycle`, not before `room`; no demand: it is refused.
-    void accept(double cycle, const Demand* demand, Posted* posted) {
+    // Takes a descriptor in `cycle`, not before `room`; no demand: it is refused. `continues`: it goes on with the
+    // chain of the one before it.
+    void accept(double cycle, const Demand* demand, bool continues, Posted* posted) {
         Job& job = jobs_[accepted_++];
         job = Job{};
         job.posted = posted;
         job.refused = demand == nullptr;
         if (demand) job.demand = *demand;
         job.accepted = cycle;
+        job.continues = continues;
         changed_ = true;
     }
 
@@ -76,7 +81,6 @@ class Core {
     const Job& take(double cycle) {
         Job& job = jobs_[retired_++];
         job.done = cycle;
-        retire_free_ = cycle + s_.retire;
         changed_ = true;
         return job;
     }
@@ -107,7 +111,7 @@ class Core {
         while (given_ < accepted_) {
             Job& job = jobs_[given_];
             double cycle = std::max(job.accepted + s_.instruction_buffer, decoder_free_) + s_.decode;
-            if (given_ >= s_.records) cycle = std::max(cycle, jobs_[given_ - s_.records].done + 1);
+            if (given_ >= s_.records) cycle = std::max(cycle, jobs_[given_ - s_.records].passed + 1);
             if (!job.refused) {
                 if (work_given_ >= s_.job_slots)
                     cycle = std::max(cycle, jobs_[work_[work_given_ - s_.job_slots]].last_beat + 1);
@@ -252,7 +256,7 @@ class Core {
         if (job.demand.load) cycle = std::max(cycle, job.arrived);
         else if (job.demand.from_kept) cycle = std::max(cycle, collected_ + 1);
         if (work_ended_ > 0) cycle = std::max(cycle, jobs_[work_[work_ended_ - 1]].last_beat + 1);
-        if (work_ended_ >= s_.finished) cycle = std::max(cycle, jobs_[work_[work_ended_ - s_.finished]].done + 1);
+        if (work_ended_ >= s_.finished) cycle = std::max(cycle, jobs_[work_[work_ended_ - s_.finished]].passed + 1);
         const bool to_memory = job.demand.destination == kMemory;
         if (to_memory && memory_jobs_ >= kResultHalves)
             cycle = std::max(cycle, jobs_[halves_[memory_jobs_ - kResultHalves]].emptied + 1);
@@ -393,30 +397,44 @@ class Core {
 
     // ---- results -------------------------------------------------------------------------------------
 
-    // Writes the oldest descriptor's result and offers its completion, once it is known when.
+    // Sends results and offers completions, in order, once it is known when. While the lines of one result are sent,
+    // those of the one before may wait for their acknowledgements.
     void retire() {
-        if (retired_ >= given_) return;
-        Job& job = jobs_[retired_];
-        if (job.completed != kUnknown) return;
-        double ready = std::max(job.given + s_.queue, retire_free_);
-        if (!job.refused) {
-            if (job.last_beat == kUnknown) return;
-            ready = std::max(ready, job.last_beat + s_.queue);
-            if (drains(job)) ready = std::max(ready, job.collected + s_.queue);
+        while (passed_ < given_) {
+            Job& job = jobs_[passed_];
+            double ready = job.given + s_.queue;
+            if (!job.refused) {
+                if (job.last_beat == kUnknown) return;
+                ready = std::max(ready, job.last_beat + s_.queue);
+                if (drains(job)) ready = std::max(ready, job.collected + s_.queue);
+            }
+            double before = 0;  // taken by the queue engine
+            if (passed_ > 0) {
+                ready = std::max(ready, jobs_[passed_ - 1].passed + 1);
+                before = jobs_[passed_ - 1].done;
+                // What continues a chain must not be written if the chain has failed.
+                if (job.continues) ready = std::max(ready, before + 1);
+            }
+            if (ready == kUnknown) return;
+            double sent = ready - 1, acknowledged = 0;
+            if (!job.refused && job.demand.destination == kMemory && job.emptied == kUnknown) {
+                double offer = ready + s_.write_start;
+                for (int64_t line = 0; line < job.demand.lines; ++line) {
+                    const Channels::Written written = channels_.write_line(job.demand.result_line + line, offer);
+                    job.emptied = written.taken;
+                    job.acknowledged = std::max(job.acknowledged + 1, written.stored + s_.write_return);
+                    offer = written.taken + 1;
+                }
+            }
+            if (job.emptied != kUnknown) {
+                sent = job.emptied;
+                acknowledged = job.acknowledged;
+            }
+            if (before == kUnknown) return;
+            job.passed = std::max(sent + 1, before);
+            job.completed = std::max(job.passed + s_.retire, acknowledged + s_.write_end);
+            ++passed_;
         }
-        if (job.refused || job.demand.destination != kMemory) {
-            job.completed = ready + s_.retire;
-            return;
-        }
-        double offer = ready + s_.retire + s_.write_start, taken = 0, acknowledged = 0;
-        for (int64_t line = 0; line < job.demand.lines; ++line) {
-            const Channels::Written written = channels_.write_line(job.demand.result_line + line, offer);
-            taken = written.taken;
-            acknowledged = std::max(acknowledged + 1, written.stored + s_.write_return);
-            offer = taken + 1;
-        }
-        job.emptied = taken;
-        job.completed = std::max(taken, acknowledged) + s_.write_end + s_.retire;
     }
 
     struct Return {
@@ -448,9 +466,9 @@ class Core {
 
     Recent<Job, kWindow> jobs_;
     Recent<int64_t, kWindow> work_, halves_;  // numbers of the jobs with work, and of those that write results
-    int64_t accepted_ = 0, given_ = 0, retired_ = 0;
+    int64_t accepted_ = 0, given_ = 0, passed_ = 0, retired_ = 0;
     int64_t work_given_ = 0, weights_taken_ = 0, work_ended_ = 0, memory_jobs_ = 0;
-    double decoder_free_ = 0, retire_free_ = 0;
+    double decoder_free_ = 0;
 
     Job *operand_job_ = nullptr, *weight_job_ = nullptr;  // being read
     int64_t operand_left_ = 0, operand_address_ = 0, weight_left_ = 0, weight_address_ = 0, group_ = 0, group_left_ = 0;

@@ -22,7 +22,7 @@ struct Posted {
     Ring* ring = nullptr;
     int64_t tag = 0;
     double published = kUnknown;  // cycle from which it is in memory
-    bool chain = false, resolved = false, refused = false;
+    bool chain = false, continues = false, resolved = false, refused = false;
     Demand demand{};
     double fetched = kUnknown, first_beat = kUnknown, last_beat = kUnknown, completed = kUnknown;
 };
@@ -363,6 +363,7 @@ class Engine {
             ring.broken = false;
             ++ring.under_way;
             back_off(ring, 0, cycle);
+            posted->continues = chain_ != nullptr;
             chain_ = posted->chain ? &ring : nullptr;
             chain_expiry_ = kUnknown;
             offered_ = posted;
@@ -389,7 +390,7 @@ class Engine {
         const double cycle = std::max(offer_, core_.room());
         if (cycle == kUnknown) return;
         offered_->fetched = cycle;
-        core_.accept(cycle, offered_->refused ? nullptr : &offered_->demand, offered_);
+        core_.accept(cycle, offered_->refused ? nullptr : &offered_->demand, offered_->continues, offered_);
         offered_ = nullptr;
         fetched_free_ = cycle + 1;
         if (chain_) chain_expiry_ = cycle + chain_timeout_;

@@ -61,18 +61,22 @@ def test_a_descriptor_alone_takes_what_the_walk_says(
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "b", "bound"),
+    ("n", "k", "b", "latencies", "bound"),
     [
-        (256, 4096, 1, "memory"),
-        (64, 4096, 8, "array"),
-        (16, 256, 1, "results"),
-        (2048, 8, 1, "array"),
-        (16, 4096, 1, "memory"),
+        (256, 4096, 1, (40, 20), "memory"),
+        (64, 4096, 8, (40, 20), "array"),
+        (2048, 8, 1, (40, 20), "array"),
+        (16, 4096, 1, (40, 20), "memory"),
+        (16, 256, 1, (150, 20), "latency"),
+        (16, 256, 1, (40, 90), "results"),
+        (16, 32, 1, (10, 5), "decoder"),
     ],
 )
 @pytest.mark.parametrize("stall", [0.0, 0.2])
-def test_a_long_stream_is_bound_by_the_slowest_resource(n: int, k: int, b: int, bound: str, stall: float) -> None:
-    config, timing = preset("full"), MemoryTiming(stall=stall)
+def test_a_long_stream_is_bound_by_the_slowest_resource(
+    n: int, k: int, b: int, latencies: tuple[int, int], bound: str, stall: float
+) -> None:
+    config, timing = preset("full"), MemoryTiming(*latencies, stall)
     count = 600
     one = next(iter(demand_of(config, n, k, b).rows()))
     rows = [one._replace(device_stripe=i * 1024, operand_stripe=i * 16, result_line=i * 64) for i in range(count)]
