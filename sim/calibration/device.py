@@ -17,6 +17,7 @@ import numpy as np
 
 from plora.hw.defs.errors import UserError
 from plora.sim.calibration.device_cases import Case, cases
+from plora.sim.calibration.histogram import histogram_svg
 from plora.sim.device.predict import predict_stream
 from plora.sim.device.stream import Stream, lines_of, place
 
@@ -31,6 +32,10 @@ MEAN_LIMIT = 0.01
 MAX_LIMIT = 0.03
 MAX_LIMIT_CYCLES = 8.0
 """A case is within limits if it is off by at most `MAX_LIMIT` of its cycles or by so many, whichever is more."""
+
+
+EDGES_PERCENT = (-3.0, -2.0, -1.0, -0.5, -0.2, -0.05, 0.05, 0.2, 0.5, 1.0, 2.0, 3.0)
+"""Of the histogram of errors."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,7 @@ def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
             groups.setdefault(str(key(comparison)), []).append(comparison)
         return {name: figures(group) for name, group in groups.items()}
 
-    edges = [-3.0, -2.0, -1.0, -0.5, -0.2, -0.05, 0.05, 0.2, 0.5, 1.0, 2.0, 3.0]
-    counts, _ = np.histogram([100 * c.error for c in comparisons], bins=[-np.inf, *edges, np.inf])
+    counts, _ = np.histogram([100 * c.error for c in comparisons], bins=[-np.inf, *EDGES_PERCENT, np.inf])
     worst = {}
     for kind in dict.fromkeys(c.kind for c in comparisons):
         w = max((c for c in comparisons if c.kind == kind), key=lambda c: abs(c.error))
@@ -148,7 +152,7 @@ def summary(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         "by_kind": by(lambda c: c.kind),
         "by_read_latency_cycles": by(lambda c: c.read_latency_cycles),
         "by_stall": by(lambda c: c.stall),
-        "histogram_percent": {"edges": edges, "counts": counts.tolist()},
+        "histogram_percent": {"edges": list(EDGES_PERCENT), "counts": counts.tolist()},
         "worst_by_kind": worst,
     }
 
@@ -157,6 +161,16 @@ def within_limits(comparisons: Sequence[Comparison]) -> bool:
     """Whether mean and largest error are as small as they should be."""
     found = figures(comparisons)
     return bool(found["mean_abs_error"] <= MEAN_LIMIT and not found["outside_limits"])
+
+
+def picture(comparisons: Sequence[Comparison]) -> str:
+    """The histogram of errors as SVG, by stall probability."""
+    groups: dict[str, list[float]] = {}
+    for c in comparisons:
+        groups.setdefault(f"stalls {c.stall:g}", []).append(100 * c.error)
+    found = figures(comparisons)
+    title = f"Cycle model against RTL: {len(comparisons)} cases, mean error {found['mean_abs_error']:.2%}"
+    return histogram_svg(dict(sorted(groups.items())), EDGES_PERCENT, title, "error of a case's cycles, percent")
 
 
 def document(comparisons: Sequence[Comparison]) -> str:

@@ -15,6 +15,7 @@ from plora.hw.defs.status import Status
 from plora.sim.core.constants import load_constants
 from plora.sim.core.demand import Demand, Demands, demands, shapes_of
 from plora.sim.core.memory import MemoryTiming
+from plora.sim.core.waits import geometric
 from plora.sim.device.kernel import NEVER, DeviceKernel, RingPlace
 from plora.sim.device.stream import Entry, Stream
 
@@ -97,6 +98,7 @@ def predict_stream(stream: Stream, timing: MemoryTiming) -> list[Predicted]:
     legal = iter(stream_demands(stream, found).rows())
     nothing = Demand._make([0] * len(Demand._fields))
     rows = [next(legal) if status is Status.OK else None for status in found]
+    answer, address_and_data = geometric(timing.stall), geometric(timing.stall, 2)
     coming = deque(sorted(range(len(rows)), key=lambda index: stream.entries[index].arrival_cycle))
     host = 0.0
     while coming:
@@ -117,8 +119,10 @@ def predict_stream(stream: Stream, timing: MemoryTiming) -> list[Predicted]:
             )
             rung.add(entry.queue)
         for queue in sorted(rung):
+            # Address and data of a register write stall as memory does; so does its answer.
+            host += address_and_data
             kernel.ring_doorbell(queue, _START + host + constants.doorbell)
-            host += constants.register_write
+            host += constants.register_write + answer
     kernel.advance(NEVER)
     done = kernel.completions()
     done = done[np.argsort(done["tag"])]

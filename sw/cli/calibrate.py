@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> Result:
     if args.write:
         calibration.RESULT.write_text(calibration.document(comparisons), encoding="utf-8")
     text = _text(data, comparisons)
-    files = {"comparisons.json": calibration.document(comparisons)}
+    files = {"comparisons.json": calibration.document(comparisons), "errors.svg": calibration.picture(comparisons)}
     return Result(data=data, text=text, files=files, exit_status=0 if good else EXIT_DRIFT)
 
 
