@@ -51,6 +51,19 @@ def configure(parser: CommandParser) -> None:
     parser.add_argument("--flat", action="store_true", help="map the device as one block (small presets only)")
     parser.add_argument("--paths", action="store_true", help="print the longest paths gate by gate")
     parser.add_argument(
+        "--power", action="store_true", help="estimate the power of a GEMV and a GEMM, from runs of the tiny RTL"
+    )
+    parser.add_argument(
+        "--trade", action="store_true", help="map PE rows at other clocks and accumulator widths, for comparison"
+    )
+    parser.add_argument(
+        "--fpga",
+        action="append",
+        default=[],
+        metavar="BLOCK",
+        help="place and route this block on an ECP5 too, a second opinion on its timing; may be repeated",
+    )
+    parser.add_argument(
         "--check", action="store_true", help="fail where a block is 5 %% larger than synth/baseline.json"
     )
     parser.add_argument("--update-baseline", action="store_true", help="write the figures to synth/baseline.json")
