@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -90,8 +90,10 @@ def predict_stream(stream: Stream, timing: MemoryTiming) -> list[Predicted]:
     """
     constants = load_constants()
     kernel = DeviceKernel(stream.config, timing, poll_interval_cycles=NEVER, chain_timeout_cycles=NEVER)
+    counts = Counter(entry.queue for entry in stream.entries)
     for index, ring in stream.rings.items():
-        kernel.enable(index, ring_place(ring), 0)
+        # A host that takes completions at once never lets a ring fill up: to the device it is endless.
+        kernel.enable(index, replace(ring_place(ring), depth=max(ring.depth, counts[index])), 0)
     kernel.advance(_START)
 
     found = statuses(stream)

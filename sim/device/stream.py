@@ -130,7 +130,7 @@ def parse_stream(text: str, name: str = "stream") -> list[Line]:
             where = f"{name}, line {number}"
             try:
                 raw = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{where}: not JSON ({error}); give one object a line") from None
             if not isinstance(raw, dict):
                 raise UserError(f"{where}: {line.strip()[:40]!r} is not a JSON object; give one object a line")
@@ -156,7 +156,7 @@ def read_stream(path: Path) -> list[Line]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, or a path that no file can have
         raise UserError(f"--descriptors {path}: cannot be read ({error}); name a text file") from None
     return parse_stream(text, str(path))
 

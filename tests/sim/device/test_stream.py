@@ -13,6 +13,8 @@ from plora.hw.defs.errors import UserError
 from plora.hw.defs.legality import QueueWindow, check, ring_setup_allowed
 from plora.hw.defs.packing import pack_geometry
 from plora.hw.defs.status import Status
+from plora.sim.core.memory import MemoryTiming
+from plora.sim.device.predict import predict_stream
 from plora.sim.device.stream import format_stream, lines_of, parse_stream, place, read_stream
 
 SMALL = preset("small")
@@ -133,3 +135,14 @@ def test_a_queue_or_a_memory_that_the_device_has_not_is_refused() -> None:
         place(tiny, lines_of(rows))
     assert isinstance(stream_window := place(tiny, lines_of(rows[:4])).window(0), QueueWindow)
     assert stream_window.base == 0
+
+
+def test_more_descriptors_than_a_ring_has_slots_are_predicted() -> None:
+    stream = place(SMALL, lines_of([{"device_rows": 4, "device_columns": 40, "seed": 1}] * 5000))
+    assert stream.rings[0].depth == 4096
+    predicted = predict_stream(stream, MemoryTiming())
+    assert len(predicted) == 5000
+    completed = [p.completed_cycle for p in predicted]
+    assert completed == sorted(completed)
+    # Each step of a long stream of equal descriptors takes the same.
+    assert completed[4999] - completed[2999] == pytest.approx(completed[2999] - completed[999], rel=0.01)
