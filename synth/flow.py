@@ -225,6 +225,18 @@ def design_blocks(config: NdpConfig, *, flat: bool = False) -> list[Block]:
     return cut_into_blocks(device_verilog(config), TOP, flat=flat)
 
 
+def named_block(blocks: Iterable[Block], name: str) -> Block:
+    """Return the block called ``name``.
+
+    Raises:
+        UserError: there is no such block; the message lists those there are.
+    """
+    by_name = {block.name: block for block in blocks}
+    if name not in by_name:
+        raise UserError(f"no unit {name!r}; choose of {', '.join(by_name)}")
+    return by_name[name]
+
+
 def below(blocks: list[Block], names: Iterable[str]) -> list[Block]:
     """Return the blocks called ``names`` and those below them, in order.
 
@@ -240,10 +252,7 @@ def below(blocks: list[Block], names: Iterable[str]) -> list[Block]:
             add(by_module[child])
 
     for name in names:
-        found = [block for block in blocks if block.name == name]
-        if not found:
-            raise UserError(f"no unit {name!r}; choose of {', '.join(block.name for block in blocks)}")
-        add(found[0])
+        add(named_block(blocks, name))
     return [block for block in blocks if block.module in wanted]
 
 

@@ -78,3 +78,17 @@ def compare_power(pe_w: Range, other_w: Range, buffers_w: Range) -> dict[str, An
             "claim_holds": percent.high < CLAIMED_POWER_PERCENT,
         },
     }
+
+
+def power_text(verdicts: dict[str, dict[str, Any]]) -> str:
+    """Return `compare_power` for several workloads as text."""
+    lines = []
+    for name, verdict in verdicts.items():
+        share = verdict["share_of_dimm_percent"]
+        ours = share["ours"]
+        holds = "holds" if share["claim_holds"] else "does not hold"
+        lines.append(
+            f"{name}: {ours['best']} ({ours['low']} ... {ours['high']}) % of {DIMM_W:.0f} W;"
+            f' the paper\'s {share["paper"]} %, "below {share["claimed_below"]} %", {holds}'
+        )
+    return "\n".join(lines) + "\n"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plora.hw.defs.config import DOT_LANES, PE_ROWS, WORD_BYTES, AccumulatorConfig, NdpConfig
-from plora.synth.flow import DesignResult, design_blocks
+from plora.hw.build.verilog import cached_verilog
+from plora.hw.defs.config import DOT_LANES, PE_ROWS, WORD_BYTES, AccumulatorConfig
+from plora.synth.flow import DesignResult
 from plora.synth.library import Node
 from plora.synth.mapping import RECIPES, Target, map_module
 from plora.synth.report import table
@@ -16,7 +16,7 @@ from plora.synth.timing import PathClass, TimingAnalysis
 
 WORD_BITS = 8 * WORD_BYTES
 
-DOT_UNIT = "pe.dot"
+DOT_UNIT = "plora.hw.rtl.pe.dot_unit:DotUnit"
 
 SPEEDS = (1.0, 0.8, 0.6)
 """Clock periods, over the one asked for, that logic is sized for."""
@@ -46,9 +46,9 @@ class Point:
     period_fo4: float
 
 
-def _dot_unit(config: NdpConfig, target: Target, recipe: str, period_ps: float, label: str) -> Point:
-    (block,) = (block for block in design_blocks(config) if block.name == DOT_UNIT)
-    netlist = map_module(block.verilog, block.module, target, RECIPES[recipe], period_ps)
+def _dot_unit(accumulator: AccumulatorConfig, target: Target, recipe: str, period_ps: float, label: str) -> Point:
+    verilog = cached_verilog(DOT_UNIT, accumulator, name="dot_unit")
+    netlist = map_module(verilog, "dot_unit", target, RECIPES[recipe], period_ps)
     paths = TimingAnalysis(netlist, target.library.cells, target.library).paths()
     # Operands come from registers outside: their clock to output is part of the path.
     launch = target.register_ps - min(
@@ -59,27 +59,24 @@ def _dot_unit(config: NdpConfig, target: Target, recipe: str, period_ps: float, 
 
 
 def speed_points(
-    config: NdpConfig, target: Target, period_ps: float, tell: Callable[[str], None] = lambda line: None
+    accumulator: AccumulatorConfig, target: Target, period_ps: float, tell: Callable[[str], None] = lambda line: None
 ) -> list[Point]:
     """Return the dot unit by every recipe and for several clock periods."""
     points = []
     for recipe in RECIPES:
         for speed in SPEEDS:
             tell(f"{recipe}, sized for {speed:.0%} of the period")
-            points.append(_dot_unit(config, target, recipe, speed * period_ps, f"{recipe} {speed:.0%}"))
+            points.append(_dot_unit(accumulator, target, recipe, speed * period_ps, f"{recipe} {speed:.0%}"))
     return points
 
 
-def window_points(
-    config: NdpConfig, target: Target, period_ps: float, tell: Callable[[str], None] = lambda line: None
-) -> list[tuple[AccumulatorConfig, Point]]:
+def window_points(target: Target, period_ps: float, tell: Callable[[str], None] = lambda line: None) -> list[Point]:
     """Return the dot unit for accumulators of several widths."""
     points = []
     for window in WINDOWS:
         label = f"2**{window.lsb_exponent} ... 2**{window.msb_exponent}"
         tell(f"accumulator {label}")
-        changed = dataclasses.replace(config, name=f"{config.name}_{window.bits}", accumulator=window)
-        points.append((window, _dot_unit(changed, target, "area", period_ps, label)))
+        points.append(_dot_unit(window, target, "area", period_ps, f"{label}, {window.bits} bits"))
     return points
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plora.hw.defs.config import PRESETS, preset
+from plora.hw.defs.config import PRESETS, NdpConfig, preset
 from plora.hw.defs.errors import UserError
 from plora.sw.cli.command import CommandParser, Result, say
 
@@ -54,7 +56,9 @@ def configure(parser: CommandParser) -> None:
         "--power", action="store_true", help="estimate the power of a GEMV and a GEMM, from runs of the tiny RTL"
     )
     parser.add_argument(
-        "--trade", action="store_true", help="map PE rows at other clocks and accumulator widths, for comparison"
+        "--trade",
+        action="store_true",
+        help="the dot unit by every recipe and accumulator width, for comparison (--out DIR gets a plot)",
     )
     parser.add_argument(
         "--fpga",
@@ -71,135 +75,201 @@ def configure(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Synthesize and report."""
-    from plora.synth import baseline, report, validation
-    from plora.synth.flow import design_blocks, synthesize
+    from plora.synth.flow import design_blocks
     from plora.synth.library import node
     from plora.synth.mapping import file_target, shipped_target
 
-    if not 1.0 <= args.clock_mhz <= 100_000.0:
-        raise UserError(f"--clock-mhz {args.clock_mhz}: choose 1 ... 100000")
-    against_baseline = args.check or args.update_baseline
-    if against_baseline and (args.liberty or args.flat or args.recipe != "auto" or args.clock_mhz != 1000.0):
-        raise UserError("the baseline is of the shipped library, recipe auto, 1000 MHz, block by block")
-    if args.update_baseline and args.unit:
-        raise UserError("--update-baseline needs the whole device: leave out --unit")
+    _check_flags(args)
     config, at = preset(args.preset), node(args.node)
-    if args.power and (args.unit or args.liberty or args.flat):
-        raise UserError(
-            "--power is of the whole device and the shipped library: leave out --unit, --liberty and --flat"
-        )
     if args.list_units:
         blocks = design_blocks(config)
         return Result(
             data={"preset": config.name, "units": [{"name": b.name, "count": b.count} for b in blocks]},
             text="\n".join(f"{block.name:<26} x {block.count}" for block in blocks),
         )
-    target = file_target(args.liberty) if args.liberty else shipped_target()
-    start = time.perf_counter()
+    report = _Report(args, config, at, file_target(args.liberty) if args.liberty else shipped_target())
+    report.design()
+    if args.paths:
+        report.paths()
+    if args.against:
+        report.against(file_target(args.against))
+    if args.power:
+        report.power()
+    if args.trade:
+        report.trade()
+    if args.fpga:
+        report.fpga()
+    failed = report.check() if args.check else False
+    if args.update_baseline:
+        report.update_baseline()
+    # All that may differ from one run to the next.
+    report.data["timing"] = {"wall_s": round(time.perf_counter() - report.start, 1)}
+    return Result(
+        data=report.data,
+        text="\n".join(report.texts),
+        files=report.files,
+        exit_status=EXIT_REGRESSION if failed else 0,
+    )
 
-    def synthesized(library: Target) -> DesignResult:
-        # The clock is asked for at the node; a library of another node gets the same number of FO4.
-        period_fo4 = 1e6 / args.clock_mhz / at.fo4_ps["typical"]
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Refuse values that are out of range, and flags that do not go together."""
+    if not 1.0 <= args.clock_mhz <= 100_000.0:
+        raise UserError(f"--clock-mhz {args.clock_mhz}: choose 1 ... 100000")
+    if (args.check or args.update_baseline) and (
+        args.liberty or args.flat or args.recipe != "auto" or args.clock_mhz != 1000.0 or args.node != "45nm"
+    ):
+        raise UserError("the baseline is of the shipped library, 45nm, recipe auto, 1000 MHz, block by block")
+    if args.update_baseline and args.unit:
+        raise UserError("--update-baseline needs the whole device: leave out --unit")
+    if args.power and (args.unit or args.liberty or args.flat or args.node != "45nm"):
+        raise UserError("--power is of the whole device, the shipped library and 45nm: leave out --unit and the like")
+
+
+@dataclass
+class _Report:
+    """What the flags ask for, piece by piece: each adds to the object and to the text."""
+
+    args: argparse.Namespace
+    config: NdpConfig
+    at: Node
+    target: Target
+    data: dict[str, Any] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    start: float = field(default_factory=time.perf_counter)
+
+    def _tell(self, line: str) -> None:
+        say(f"{time.perf_counter() - self.start:6.1f} s  {line}")
+
+    def _period_ps(self, target: Target) -> float:
+        """The clock is asked for at the node; a library of another node gets the same number of FO4."""
+        return 1e6 / float(self.args.clock_mhz) / self.at.fo4_ps["typical"] * target.library.fo4_ps()
+
+    def _synthesized(self, target: Target, config: NdpConfig) -> DesignResult:
+        from plora.synth.flow import synthesize
+
         return synthesize(
             config,
-            library,
-            units=args.unit,
-            recipe=args.recipe,
-            period_ps=period_fo4 * library.library.fo4_ps(),
-            flat=args.flat,
-            tell=lambda line: say(f"{time.perf_counter() - start:6.1f} s  {line}"),
+            target,
+            units=self.args.unit,
+            recipe=self.args.recipe,
+            period_ps=self._period_ps(target),
+            flat=self.args.flat,
+            tell=self._tell,
         )
 
-    result = synthesized(target)
-    data: dict[str, Any] = {
-        **report.design_data(result, target, at),
-        "clock_mhz": args.clock_mhz,
-        "recipe": args.recipe,
-        "flat": args.flat,
-        "tools": baseline.tool_versions(),
-    }
-    text = report.design_text(result, target, at)
-    if args.paths:
-        text += "\n" + report.paths_text(result, target)
-    if args.against:
-        other = file_target(args.against)
-        compared = validation.agreement(result, target, synthesized(other), other)
-        data["against"] = {"library": other.label, **validation.agreement_data(compared)}
-        text += "\n" + validation.agreement_text(compared, other.label)
-    if args.power:
-        from plora.synth.estimate import estimate_data, estimate_text
-        from plora.synth.paper import compare_power
+    def design(self) -> None:
+        """Area and timing, block by block."""
+        from plora.synth.baseline import tool_versions
+        from plora.synth.report import design_data, design_text
 
-        estimates = _power(result, target, at, args.clock_mhz)
-        data["power"] = [estimate_data(each) for each in estimates]
-        text += "\n" + estimate_text(estimates)
-        if config.multiply_adds == 1024:
-            data["paper_power"] = {
-                each.name: compare_power(each.pe_w, each.other_w, each.buffers_w) for each in estimates
-            }
-    files: dict[str, str] = {}
-    if args.trade:
+        self.result = self._synthesized(self.target, self.config)
+        self.data |= {
+            **design_data(self.result, self.target, self.at),
+            "clock_mhz": self.args.clock_mhz,
+            "recipe": self.args.recipe,
+            "flat": self.args.flat,
+            "tools": tool_versions(),
+        }
+        self.texts.append(design_text(self.result, self.target, self.at))
+
+    def paths(self) -> None:
+        """The longest paths, gate by gate."""
+        from plora.synth.report import paths_text
+
+        self.texts.append(paths_text(self.result, self.target))
+
+    def against(self, other: Target) -> None:
+        """The same design in another library."""
+        from plora.synth.validation import agreement, agreement_data, agreement_text
+
+        compared = agreement(self.result, self.target, self._synthesized(other, self.config), other)
+        self.data["against"] = {"library": other.label, **agreement_data(compared)}
+        self.texts.append(agreement_text(compared, other.label))
+
+    def power(self) -> None:
+        """Power, from runs of the tiny RTL."""
+        from plora.synth.estimate import estimate_data, estimate_text
+        from plora.synth.paper import compare_power, power_text
+
+        estimates = self._estimates()
+        self.data["power"] = [estimate_data(each) for each in estimates]
+        self.texts.append(estimate_text(estimates))
+        if self.config.multiply_adds == 1024:
+            verdicts = {each.name: compare_power(each.pe_w, each.other_w, each.buffers_w) for each in estimates}
+            self.data["paper_power"] = verdicts
+            self.texts.append(power_text(verdicts))
+
+    def _estimates(self) -> list[PowerEstimate]:
+        from plora.hw.build.verilog import device_verilog
+        from plora.sw.power_run import GEMM, GEMV, record
+        from plora.synth.estimate import MeasuredRun, estimate
+        from plora.synth.flow import design_blocks
+        from plora.synth.power import busy_window, replay_run, sram_use
+
+        config = preset("tiny")
+        small = self.result if self.config == config else self._synthesized(self.target, config)
+        blocks = design_blocks(config)
+        (operands,) = (block for block in blocks if block.name == "pe.operands")
+        estimates = []
+        with tempfile.TemporaryDirectory() as folder:
+            for workload in (GEMV, GEMM):
+                dump = Path(folder) / f"{workload.name}.vcd"
+                self._tell(f"running {workload.name} on the RTL")
+                record(config, workload, dump)
+                window = busy_window(dump, operands)
+                activities = replay_run(
+                    dump, blocks, small.netlists, self.target.library, window.cycles, tell=self._tell
+                )
+                uses = sram_use(dump, device_verilog(config), window.cycles)
+                run = MeasuredRun(workload.name, workload.multiply_adds, window, activities, uses)
+                estimates.append(estimate(run, small, self.result, self.at, self.args.clock_mhz))
+                dump.unlink()
+        return estimates
+
+    def trade(self) -> None:
+        """Speed against area, area against exactness and against rows."""
         from plora.synth import trade
 
-        period_ps = 1e6 / args.clock_mhz / at.fo4_ps["typical"] * target.library.fo4_ps()
-        speeds = trade.speed_points(config, target, period_ps, say)
-        windows = [point for _, point in trade.window_points(config, target, period_ps, say)]
-        data["trade"] = {"speed": trade.points_data(speeds, at), "accumulator": trade.points_data(windows, at)}
-        text += "\n" + trade.points_text(speeds, at) + "\n" + trade.points_text(windows, at)
-        if "pe_ge_per_multiply_add" in data:
-            data["trade"]["one_row_ge_per_multiply_add"] = round(trade.one_row_ge_per_multiply_add(result), 1)
-            text += f"\none row instead of two: {data['trade']['one_row_ge_per_multiply_add']} GE a multiply-add\n"
-        files["fmax_area.svg"] = trade.scatter_svg(speeds, at, args.clock_mhz / 1000)
-    if args.fpga:
+        period_ps = self._period_ps(self.target)
+        speeds = trade.speed_points(self.config.accumulator, self.target, period_ps, self._tell)
+        windows = trade.window_points(self.target, period_ps, self._tell)
+        found: dict[str, Any] = {
+            "speed": trade.points_data(speeds, self.at),
+            "accumulator": trade.points_data(windows, self.at),
+        }
+        self.texts += [trade.points_text(speeds, self.at), trade.points_text(windows, self.at)]
+        if "pe_ge_per_multiply_add" in self.data:
+            found["one_row_ge_per_multiply_add"] = round(trade.one_row_ge_per_multiply_add(self.result), 1)
+            self.texts.append(f"one row instead of two: {found['one_row_ge_per_multiply_add']} GE a multiply-add\n")
+        self.data["trade"] = found
+        self.files["fmax_area.svg"] = trade.scatter_svg(speeds, self.at, self.args.clock_mhz / 1000)
+
+    def fpga(self) -> None:
+        """Blocks on an FPGA."""
+        from plora.synth.flow import design_blocks, named_block
         from plora.synth.fpga import place_and_route
 
-        timings = [
-            place_and_route(block) for name in args.fpga for block in design_blocks(config) if block.name == name
-        ]
-        data["fpga"] = [{"block": t.block, "fmax_mhz": round(t.fmax_mhz, 1), "cells": t.cells} for t in timings]
-        text += "".join(f"\n{t.block} on an ECP5-85: {t.fmax_mhz:.1f} MHz, {t.cells}" for t in timings) + "\n"
-    failed: list[str] = []
-    if args.check:
-        failed = baseline.regressions(result, baseline.read_baseline())
-        data["regressions"] = failed
-        text += "\n" + "\n".join(failed or ["no block is larger than the baseline allows"]) + "\n"
-    if args.update_baseline:
-        old = baseline.read_baseline() if baseline.BASELINE.exists() else {}
-        settings = {"node": at.name, "recipe": args.recipe, "clock_mhz": args.clock_mhz}
-        baseline.write_baseline(baseline.updated(old, result, target.library.fo4_ps(), settings))
-        say(f"figures of {config.name} are in {baseline.BASELINE}")
-    # All that may differ from one run to the next.
-    data["timing"] = {"wall_s": round(time.perf_counter() - start, 1)}
-    return Result(data=data, text=text, files=files, exit_status=EXIT_REGRESSION if failed else 0)
+        blocks = design_blocks(self.config)
+        timings = [place_and_route(named_block(blocks, name)) for name in self.args.fpga]
+        self.data["fpga"] = [{"block": t.block, "fmax_mhz": round(t.fmax_mhz, 1), "cells": t.cells} for t in timings]
+        self.texts.append("\n".join(f"{t.block} on an ECP5-85: {t.fmax_mhz:.1f} MHz, {t.cells}" for t in timings))
 
+    def check(self) -> bool:
+        """Compare with the baseline; return whether a block is too large."""
+        from plora.synth.baseline import read_baseline, regressions
 
-def _power(result: DesignResult, target: Target, at: Node, clock_mhz: float) -> list[PowerEstimate]:
-    """Return the power of a mapped device for a GEMV and a GEMM, from runs of the smallest one."""
-    import tempfile
+        failed = regressions(self.result, read_baseline())
+        self.data["regressions"] = failed
+        self.texts.append("\n".join(failed or ["no block is larger than the baseline allows"]) + "\n")
+        return bool(failed)
 
-    from plora.hw.build.verilog import device_verilog
-    from plora.sw.power_run import GEMM, GEMV, record
-    from plora.synth.estimate import MeasuredRun, estimate
-    from plora.synth.flow import design_blocks, synthesize
-    from plora.synth.power import busy_window, replay_run, sram_use
+    def update_baseline(self) -> None:
+        """Write the figures as the new baseline."""
+        from plora.synth.baseline import BASELINE, read_baseline, updated, write_baseline
 
-    config = preset("tiny")
-    period_ps = 1e6 / clock_mhz
-    small = synthesize(config, target, period_ps=period_ps, tell=lambda line: say(f"for power: {line}"))
-    blocks = design_blocks(config)
-    (operands,) = (block for block in blocks if block.name == "pe.operands")
-    estimates = []
-    with tempfile.TemporaryDirectory() as folder:
-        for workload in (GEMV, GEMM):
-            dump = Path(folder) / f"{workload.name}.vcd"
-            say(f"running {workload.name} on the RTL")
-            record(config, workload, dump)
-            window = busy_window(dump, operands)
-            activities = replay_run(
-                dump, blocks, small.netlists, target.library, window.cycles, tell=lambda line: say(f"replaying: {line}")
-            )
-            uses = sram_use(dump, device_verilog(config), window.cycles)
-            run = MeasuredRun(workload.name, workload.multiply_adds, window, activities, uses)
-            estimates.append(estimate(run, small, result, at, clock_mhz))
-            dump.unlink()
-    return estimates
+        old = read_baseline() if BASELINE.exists() else {}
+        settings = {"node": self.at.name, "recipe": self.args.recipe, "clock_mhz": self.args.clock_mhz}
+        write_baseline(updated(old, self.result, self.target.library.fo4_ps(), settings))
+        say(f"figures of {self.config.name} are in {BASELINE}")
