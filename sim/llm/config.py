@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,11 +212,11 @@ def load_model(model: str | Path, weights: WeightsMode | None = None) -> ModelCo
     bundled = _DATA / f"{model}.json"
     if str(model) in bundled_models():
         path, name = bundled, str(model)
-    elif path.is_dir():
+    elif os.path.isdir(path):
         path, name = path / "config.json", path.name
     else:
         name = path.stem
-        if not path.exists() and path.suffix != ".json":
+        if not os.path.exists(path) and path.suffix != ".json":
             raise UserError(
                 f"unknown model {str(model)!r}; give the path of a config.json or one of: {', '.join(bundled_models())}"
             )
@@ -225,7 +226,7 @@ def load_model(model: str | Path, weights: WeightsMode | None = None) -> ModelCo
         raise UserError(f"{path}: no such file; give a config.json or one of: {', '.join(bundled_models())}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error}); check the file and its permissions") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error}); mend the file") from None
     if not isinstance(raw, dict):
         raise UserError(f"{path}: holds a {type(raw).__name__}; give a JSON object as HuggingFace publishes it")

@@ -8,6 +8,9 @@ import msgspec
 
 from plora.hw.defs.errors import UserError
 
+_SLOWEST_PER_S = 1e-3
+"""Slowest arrivals: with fewer, times of long runs leave 64-bit picoseconds."""
+
 
 class ServeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How requests come and how they are batched; names are those of vLLM where it has them.
@@ -54,8 +57,10 @@ def check_options(options: ServeOptions) -> ServeOptions:
     for name, (value, least) in whole.items():
         if value is not None and not least <= value <= 1 << 24:
             raise UserError(f"{name} is {value}; give {least} to {1 << 24}")
-    if not options.request_rate > 0:
-        raise UserError(f"request_rate is {options.request_rate:g} per second; give a number above 0, or inf")
+    if not options.request_rate >= _SLOWEST_PER_S:
+        raise UserError(
+            f"request_rate is {options.request_rate:g} per second; give at least {_SLOWEST_PER_S:g}, or inf"
+        )
     for name in ("cv", "slo_ttft_ms", "slo_tpot_ms"):
         value = getattr(options, name)
         if not (math.isfinite(value) and value >= 0):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -10,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from plora.hw.defs.errors import UserError
-from plora.sim.datafile import convert, read_toml
+from plora.sim.datafile import LARGEST, LONGEST_NS, checked, convert, read_toml
 from plora.sim.hardware.device import NdpDeviceSpec, load_device
 from plora.sim.hardware.gpu import Gpu, load_gpu
 from plora.sim.hardware.link import Link, load_link
@@ -19,9 +18,12 @@ from plora.sim.system.compose import COMPOSITIONS, Composition
 from plora.sim.system.costs import Costs, check_costs, load_costs
 from plora.sim.system.layers import WorkOptions
 from plora.sim.system.source import Source, load_source
-from plora.sim.system.spec import SystemSpec, check_system, load_system
+from plora.sim.system.spec import MOST_PARTS, SystemSpec, check_system, load_system
 
 T = TypeVar("T")
+
+_MAY_BE_ZERO = ("l2_bytes", "reserve_bytes", "ndp_tflops", "sram_bytes")
+"""Numbers of hardware, beside latencies, without which there still is a machine."""
 
 
 class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,8 +97,11 @@ def _with_numbers(thing: T, numbers: dict[str, float], table: str) -> T:
     for name, value in numbers.items():
         if name not in able:
             raise UserError(f"{table}: unknown key {name!r}; known: {', '.join(sorted(able))}")
-        if not (math.isfinite(value) and value >= 0):
-            raise UserError(f"{table}: {name} is {value:g}; give a finite number of at least 0")
+        latency = name.endswith("_ns")
+        most = LONGEST_NS if latency else LARGEST
+        checked(value, f"{table}: {name}", maximum=most, exclusive=not latency and name not in _MAY_BE_ZERO)
+        if isinstance(able[name], int) and not (value.is_integer() and value <= MOST_PARTS):
+            raise UserError(f"{table}: {name} is {value:g}; give a whole number of at most {MOST_PARTS}")
         changes[name] = type(able[name])(value)
     return replace(thing, **changes)  # type: ignore[type-var]
 
@@ -179,7 +184,7 @@ def resolve(options: RunOptions) -> Resolved:
     unknown = sorted(set(options.systems_changed) - {spec.name for spec in resolved.systems})
     if unknown:
         raise UserError(f"systems_changed: {unknown[0]!r} is not among the systems of this run")
-    _at_least(options.num_devices, 1, "number of devices", 4096)
+    _at_least(options.num_devices, 1, "number of devices", MOST_PARTS)
     _at_least(options.steps, 1, "number of steps")
     _at_least(options.sub_batches, 1, "number of sub-batches", 64)
     if options.context_tokens is not None:

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from plora.hw.defs.errors import UserError
-from plora.sim.datafile import Fact, Number, checked, convert, fact, pick, read_toml
+from plora.sim.datafile import LONGEST_NS, Fact, Number, checked, convert, fact, pick, read_toml
 
 _PRESETS = Path(__file__).parent / "data" / "presets.toml"
 
@@ -105,7 +105,7 @@ _NUMBERS = (
 def check_costs(costs: Costs, where: str) -> Costs:
     """Return `costs` if every number is finite and in range; raises `UserError` otherwise."""
     for name in _NUMBERS:
-        checked(getattr(costs, name), f"{where}: {name}")
+        checked(getattr(costs, name), f"{where}: {name}", maximum=LONGEST_NS)
     for name in _POSITIVE_SHARES:
         checked(getattr(costs, name), f"{where}: {name}", maximum=1.0, exclusive=True)
     for name in _POSITIVE:

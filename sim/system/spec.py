@@ -6,6 +6,8 @@ A system is one TOML file of a page; `docs/system-model.md` explains every key. 
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plora.hw.defs.errors import UserError
-from plora.sim.datafile import convert, read_toml
+from plora.sim.datafile import LARGEST, SMALLEST_POSITIVE, convert, read_toml
 
 _SYSTEMS = Path(__file__).parent / "data" / "systems"
 
@@ -24,6 +26,9 @@ Strategy = Literal["E1", "E2", "E3", "E4"]
 ``E1`` the GPU computes from A and B in HBM; ``E2`` the GPU computes and reads A and B over the link;
 ``E3`` the far side computes x A B and returns y; ``E4`` the far side computes m = x A, and the GPU
 m B from B in HBM."""
+
+MOST_PARTS = 4096
+"""GPUs, devices, ports or channels at most."""
 
 STRATEGIES: tuple[Strategy, ...] = ("E1", "E2", "E3", "E4")
 
@@ -126,8 +131,14 @@ def _refuse(spec: SystemSpec) -> str | None:
     """Return why `spec` makes no sense, or None."""
     far = spec.far
     strategies = spec.adapters.strategies
-    if spec.gpus.count < 1:
-        return f"gpus.count is {spec.gpus.count}; give at least 1"
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", spec.name) is None:
+        return f"name is {spec.name!r}; it names files of results: give 1 to 64 letters, digits, '.', '_', '+' or '-'"
+    if not 1 <= spec.gpus.count <= MOST_PARTS:
+        return f"gpus.count is {spec.gpus.count}; give 1 to {MOST_PARTS}"
+    for key in ("host_gb_per_s", "host_capacity_bytes", "host_tflops"):
+        value = getattr(far, key)
+        if value != 0 and not SMALLEST_POSITIVE <= value <= LARGEST:
+            return f"far.{key} is {value:g}; give {SMALLEST_POSITIVE:g} to {LARGEST:g}"
     if not strategies or len(set(strategies)) != len(strategies):
         return f"adapters.strategies is {list(strategies)}; list each of E1 ... E4 at most once and at least one"
     if far.memory == "none" and (spec.kv.home == "far" or spec.adapters.home == "far"):
@@ -184,6 +195,6 @@ def load_system(system: str | Path) -> SystemSpec:
     path = _SYSTEMS / f"{system}.toml"
     if str(system) not in bundled_systems():
         path = Path(system)
-        if path.suffix != ".toml" and not path.exists():
+        if path.suffix != ".toml" and not os.path.exists(path):
             raise UserError(f"unknown system {str(system)!r}; known: {', '.join(bundled_systems())}, or a .toml file")
     return check_system(convert(read_toml(path), SystemSpec, path.name), path.name)

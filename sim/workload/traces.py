@@ -171,7 +171,7 @@ def _json_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}:{number}: not valid JSON ({error}); mend that line") from None
         if not isinstance(row, dict):
             raise UserError(f"{path}:{number}: holds a {type(row).__name__}; give one JSON object a line")

@@ -156,7 +156,7 @@ def read_config(folder: Path) -> AdapterConfig:
         raise UserError(f"{folder} is no folder; give the folder of a PEFT adapter") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error}); check the file and its permissions") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error}); mend the file") from None
     if not isinstance(raw, dict):
         raise UserError(f"{path}: holds a {type(raw).__name__}; give a JSON object as PEFT writes it")

@@ -130,7 +130,7 @@ def test_a_trace_is_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--system", "warp"], "unknown system 'warp'"),
         (["--batch-size", "-1"], "batch size is -1"),
         (["--batch-size", "many"], "invalid int value"),
-        (["--link-gb-per-s", "nan"], "finite number above 0"),
+        (["--link-gb-per-s", "nan"], "gb_per_s is nan; give a finite number"),
         (["--composition", "magic"], "invalid choice"),
         (["--trace-layers", "-1"], "--trace-layers is -1"),
         (["--config", "/nowhere.toml"], "no such file"),
