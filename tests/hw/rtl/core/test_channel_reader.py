@@ -48,7 +48,7 @@ def test_words_carry_the_label_of_their_burst(stall: float) -> None:
                 answered += 1
         ctx.set(dut.response_valid, 0)
 
-    simulate(dut, source, sink, memory)
+    simulate(dut, source, sink, memory, deadline_cycles=3000)
     assert [(r.address, r.length) for r in requests] == [(b["address"], b["length"]) for b in bursts]
     expected = [
         (b["operand"], b["slot"], b["start"] and i == 0, b["end"] and i == b["length"])

@@ -93,7 +93,7 @@ def test_operands_get_successive_places_in_the_ring_and_sharers_that_of_the_last
             await ctx.tick()
         await ctx.tick().repeat(100)
 
-    simulate(dut, source, gate, settle, background=[sink])
+    simulate(dut, source, gate, settle, background=[sink], deadline_cycles=2000)
     wanted = [
         (index % 4, job["operand_address"] + k)
         for index, job in enumerate(jobs)
@@ -150,7 +150,7 @@ def test_weights_are_asked_for_in_order_and_never_beyond_the_dram_buffer(seed: i
             freed += free
             assert len(asked) - freed <= depth, "the DRAM buffer is overbooked"
 
-    simulate(dut, source, consumer)
+    simulate(dut, source, consumer, deadline_cycles=5000)
     assert asked == [job["address"] + k for job in jobs for k in range(job["stripes"])]
 
 

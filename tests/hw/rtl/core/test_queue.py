@@ -30,7 +30,7 @@ def test_entries_leave_in_order_whatever_the_stalls(depth: int, put: float, take
         await drain(ctx, dut.output, got, len(sent), random.Random(seed + 2), take)
         assert ctx.get(dut.level) == 0
 
-    simulate(dut, source, sink)
+    simulate(dut, source, sink, deadline_cycles=3000)
     assert got == sent
 
 

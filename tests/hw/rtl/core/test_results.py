@@ -99,7 +99,7 @@ class WriterBench:
         self.lines: list[tuple[int, int]] = []
         self.acks: list[int] = []
         self.fail: set[int] = set()
-        self.hold_acks = False
+        self.held_accounts: set[int] = set()
         self.cycle = 0
 
     @staticmethod
@@ -119,7 +119,7 @@ class WriterBench:
         while True:
             ready = self.rng.random() >= self.line_stall
             ctx.set(port.line.ready, ready)
-            due = [p for p in pending if p[0] <= self.cycle and not self.hold_acks]
+            due = [p for p in pending if p[0] <= self.cycle and p[2] not in self.held_accounts]
             ctx.set(port.ack, bool(due))
             if due:
                 answered = self.rng.choice(due)  # acknowledgements overtake each other
@@ -175,22 +175,25 @@ def test_rows_are_written_line_after_line_with_zero_tails(stall: float, ack_late
     simulate(bench.dut, run, background=[bench.buffer, bench.memory])
 
 
-def test_an_account_is_settled_by_its_own_acknowledgements_alone() -> None:
-    bench = WriterBench(1)
+@pytest.mark.parametrize("slow", [0, 1])
+def test_an_account_is_settled_by_its_own_acknowledgements_alone(slow: int) -> None:
+    bench = WriterBench(slow)
 
     async def run(ctx: Any) -> None:
-        bench.hold_acks = True
-        first, _ = await bench.send(ctx, address=0, rows=3, columns=40)
-        assert ctx.get(bench.dut.settled) == 0b11 & ~(1 << first)
-        second, _ = await bench.send(ctx, address=100, rows=2, columns=90)
-        assert second != first
+        bench.held_accounts = {0, 1}
+        assert (await bench.send(ctx, address=0, rows=3, columns=40))[0] == 0
+        assert ctx.get(bench.dut.settled) == 0b10
+        assert (await bench.send(ctx, address=100, rows=2, columns=90))[0] == 1
         await ctx.tick().repeat(20)
         assert ctx.get(bench.dut.settled) == 0
-        bench.hold_acks = False
-        assert not await bench.settle(ctx, first)
-        assert not await bench.settle(ctx, second)
+        bench.held_accounts = {slow}
+        await ctx.tick().repeat(40)
+        assert ctx.get(bench.dut.settled) == 0b11 & ~(1 << slow)
+        bench.held_accounts = set()
+        assert not await bench.settle(ctx, slow)
+        assert ctx.get(bench.dut.settled) == 0b11
 
-    simulate(bench.dut, run, background=[bench.buffer, bench.memory])
+    simulate(bench.dut, run, background=[bench.buffer, bench.memory], deadline_cycles=1000)
 
 
 @pytest.mark.parametrize("failing", [0, 3, 5, 100, 105])
@@ -199,15 +202,15 @@ def test_a_refused_line_fails_its_own_result_alone(failing: int) -> None:
 
     async def run(ctx: Any) -> None:
         bench.fail = {failing}
-        bench.hold_acks = True
+        bench.held_accounts = {0, 1}
         accounts = [(await bench.send(ctx, address=address, rows=2, columns=90))[0] for address in (0, 100)]
-        bench.hold_acks = False
+        bench.held_accounts = set()
         assert [await bench.settle(ctx, account) for account in accounts] == [failing < 100, failing >= 100]
         account, _ = await bench.send(ctx, address=200, rows=2, columns=90)
         assert account == accounts[0]
         assert not await bench.settle(ctx, account)
 
-    simulate(bench.dut, run, background=[bench.buffer, bench.memory])
+    simulate(bench.dut, run, background=[bench.buffer, bench.memory], deadline_cycles=1000)
 
 
 def test_a_line_leaves_in_every_cycle_while_memory_takes_them() -> None:

@@ -70,8 +70,10 @@ def expected_beats(config: NdpConfig, job: dict[str, Any], position: int) -> Ite
                 word = t * g.split
                 first_value = group * g.group_rows
                 row_word = pair * (KEPT_ROW_WORDS if kept else work["row_words"]) + work["kept_word"]
+                stripe = position + group * g.beats + t
                 yield {
-                    "position": (position + group * g.beats + t) % (2 * config.dram_buffer_stripes),
+                    "stripe": stripe,
+                    "position": stripe % (2 * config.dram_buffer_stripes),
                     "address": None
                     if work["from_kept"]
                     else (job["base"] + pair * work["row_stripes"] + word // config.channels) % capacity,
@@ -137,6 +139,7 @@ def test_beats_come_group_by_group_pair_by_pair(config: NdpConfig, moods: tuple[
                         span[name] += activity[name]
                     last = fired and index == len(beats[number]) - 1
                     assert ended.valid == last
+                    assert not fired or want["stripe"] < arrived, "a beat before its weights"
                 freed += want["weights_last_use"]
                 where = f"job {number} {job}, beat {index}"
                 control, tag = beat.control, result_tag_layout(config).from_bits(beat.control.tag)

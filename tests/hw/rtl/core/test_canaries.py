@@ -1,0 +1,138 @@
+"""Deliberate faults in the core's sources: each must be seen by a test of this folder, or that test is blind."""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from plora.hw.defs.config import PRESETS
+from tests.hw.rtl.core import (
+    test_buffers,
+    test_bursts,
+    test_channel_reader,
+    test_decoder,
+    test_feeder,
+    test_loaders,
+    test_results,
+    test_sequencer,
+)
+from tests.hw.rtl.core.bench import TINY
+
+
+class Fault(NamedTuple):
+    """A change of one line of ``unit``'s module, and what must fail of it."""
+
+    unit: str
+    component: str
+    right: str
+    wrong: str
+    tests: types.ModuleType
+    run: Callable[[], Any]
+
+
+def inner(test: Any) -> Any:
+    """The function behind a hypothesis test: one example, no shrinking."""
+    return test.hypothesis.inner_test
+
+
+FAULTS = {
+    "a burst one word over the page": Fault(
+        "bursts", "BurstCutter", "limits = [PAGE_WORDS - ", "limits = [PAGE_WORDS + 1 - ", test_bursts,
+        lambda: inner(test_bursts.test_bursts_cover_the_runs_within_pages_groups_and_room)([(60, 80, 0)], 64, 0.0, 0),
+    ),
+    "a burst across the end of a held group": Fault(
+        "bursts", "BurstCutter", "Mux(group == 0, self._max_words, group_left)", "self._max_words", test_bursts,
+        lambda: inner(test_bursts.test_bursts_cover_the_runs_within_pages_groups_and_room)([(0, 60, 9)], 8, 0.0, 0),
+    ),
+    "room in the DRAM buffer not counted when asked for": Fault(
+        "weight_reader", "WeightReader", "free - asked + self.freed", "free + self.freed", test_loaders,
+        lambda: inner(test_loaders.test_weights_are_asked_for_in_order_and_never_beyond_the_dram_buffer)(3),
+    ),
+    "an operand's ring space never given back": Fault(
+        "operand_loader", "OperandLoader", "free + self.freed - ", "free - ", test_loaders,
+        lambda: inner(
+            test_loaders.test_operands_get_successive_places_in_the_ring_and_sharers_that_of_the_last
+        )(0.0, 1),
+    ),
+    "the last word of a burst taken for the next burst's": Fault(
+        "channel_reader", "ChannelReader", "index == expected.length", "index + 1 == expected.length",
+        test_channel_reader,
+        lambda: test_channel_reader.test_words_carry_the_label_of_their_burst(0.0),
+    ),
+    "a stripe that counts once any channel brought it": Fault(
+        "rendezvous", "Rendezvous", "for count in self.counts).all()", "for count in self.counts).any()", test_buffers,
+        lambda: inner(test_buffers.test_rendezvous_counts_what_the_slowest_channel_has_seen)(3, 1),
+    ),
+    "lanes beyond K multiplied": Fault(
+        "feeder", "BeatFeeder", "lane < lanes_left", "lane <= lanes_left", test_feeder,
+        lambda: test_feeder.test_channels_get_the_words_of_their_part_and_lanes_beyond_k_are_masked(TINY, 0.0),
+    ),
+    "a beat before its weights": Fault(
+        "sequencer", "BeatSequencer", "here.eq(~first_pair | (position != self.arrived))", "here.eq(1)", test_sequencer,
+        lambda: inner(test_sequencer.test_beats_come_group_by_group_pair_by_pair)(TINY, (0.0, 0.4), 1),
+    ),
+    "stale sums under a new job": Fault(
+        "sequencer", "BeatSequencer", "first_beat & ~work.continues", "first_beat & first_pair", test_sequencer,
+        lambda: inner(test_sequencer.test_beats_come_group_by_group_pair_by_pair)(TINY, (0.0, 1.0), 1),
+    ),
+    "a kept operand read before it is stored": Fault(
+        "gate", "JobGate", "~work.from_kept | (uncollected == 0)", "1", test_sequencer,
+        test_sequencer.test_a_kept_operand_must_be_stored_to_its_last_value,
+    ),
+    "values beyond N stored": Fault(
+        "collector", "ResultCollector", "Mux(left < channels >> tag.split_log2, left,",
+        "Mux(left == 0, 0,", test_results,
+        lambda: test_results.test_the_collector_stores_each_value_of_a_job_once_and_nothing_beyond_n(TINY),
+    ),
+    "a row's tail not zero": Fault(
+        "result_writer", "ResultWriter", "(values <= lane)", "(values < lane)", test_results,
+        lambda: inner(test_results.test_rows_are_written_line_after_line_with_zero_tails)(0.0, 0, 1),
+    ),
+    "an account settled by the other's acknowledgements": Fault(
+        "result_writer", "ResultWriter", "self.write.ack & (self.write.ack_tag == account)", "self.write.ack",
+        test_results, lambda: test_results.test_an_account_is_settled_by_its_own_acknowledgements_alone(1),
+    ),
+    "completion before the last acknowledgement": Fault(
+        "retirement", "Retirement", "waiting & (~settling.written | ", "waiting & (1 | ", test_results,
+        lambda: inner(test_results.test_outcomes_are_those_of_the_table)(2),
+    ),
+    "a chain goes on before its failure is known": Fault(
+        "retirement", "Retirement", "(record.first | ~waiting)", "(record.first | 1)", test_results,
+        lambda: [
+            test_results.test_a_failure_aborts_the_rest_of_its_chain_and_nothing_else(
+                test_results.Retired(test_results.FAILED, write_error=1, flags={"chain": 1}), seed
+            )
+            for seed in range(4)
+        ],
+    ),
+    "an operand that ends where its window ends refused": Fault(
+        "decoder", "Decoder", "(g.room[:ADDRESS_BITS] < d.device_bytes)", "(g.room[:ADDRESS_BITS] <= d.device_bytes)",
+        test_decoder,
+        lambda: test_decoder.test_status_and_work_equal_the_specification(PRESETS["tiny"], 300),
+    ),
+}  # fmt: skip
+
+
+def faulty_component(fault: Fault) -> Any:
+    """Return the component from a copy of its module that has the fault."""
+    original = importlib.import_module(f"plora.hw.rtl.core.{fault.unit}")
+    assert original.__file__ is not None
+    source = Path(original.__file__).read_text()
+    assert source.count(fault.right) == 1, f"{fault.unit}.py holds {fault.right!r} {source.count(fault.right)} times"
+    module = types.ModuleType(original.__name__)
+    exec(compile(source.replace(fault.right, fault.wrong), f"faulty {fault.unit}.py", "exec"), module.__dict__)
+    return getattr(module, fault.component)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_deliberate_fault_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = FAULTS[name]
+    fault.run()  # it passes as it should
+    monkeypatch.setattr(fault.tests, fault.component, faulty_component(fault))
+    with pytest.raises(AssertionError):
+        fault.run()
