@@ -195,4 +195,15 @@ def deliver(command: str, version: str, result: Result, *, as_object: bool, out:
         # result.json goes last: whoever sees it may rely on the rest being there.
         write_files(out, {**result.files, "result.txt": text, "result.json": document + "\n"})
         say(f"results are in {out}")
-    print(document if as_object else result.text.rstrip("\n"), flush=True)
+    _print(document if as_object else result.text.rstrip("\n"))
+
+
+def _print(text: str) -> None:
+    if sys.stdout is None:  # closed by the caller (`plora ... >&-`)
+        raise UserError("standard output is closed; redirect it to a file, or to /dev/null")
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(f"standard output: cannot write ({error.strerror}); redirect it elsewhere") from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -121,3 +123,11 @@ def test_a_system_whose_name_is_no_file_name_is_refused(
     out = tmp_path / "out"
     assert "name is" in refused(capsys, "run", "--system", str(file), "--out", str(out))
     assert not out.exists()
+
+
+@pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
+def test_a_result_that_cannot_be_printed_is_an_error(redirection: str) -> None:
+    command = f'"{sys.executable}" -m plora.sw.cli defs --json {redirection}'
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("plora: error: standard output") and len(done.stderr.splitlines()) == 1
