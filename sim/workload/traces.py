@@ -69,9 +69,15 @@ def _seconds(text: object, column: str) -> float:
     return value
 
 
-def _date_seconds(text: str, column: str) -> float:
+def _text(value: object, column: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise _BadRow(f"{column} is {value!r}; give a string")
+    return str(value).strip()
+
+
+def _date_seconds(text: object, column: str) -> float:
     # fromisoformat takes at most six digits of a second before Python 3.11's relaxed parser; Azure writes seven
-    whole, _, fraction = text.strip().partition(".")
+    whole, _, fraction = _text(text, column).partition(".")
     try:
         moment = datetime.fromisoformat(whole)
         extra = float(f"0.{fraction.split('+')[0]}") if fraction else 0.0
@@ -88,7 +94,7 @@ def _vidur(row: dict[str, Any], columns: _Columns) -> None:
     columns.inputs.append(_tokens(row["num_prefill_tokens"], "num_prefill_tokens", 1))
     columns.outputs.append(_tokens(row["num_decode_tokens"], "num_decode_tokens", 1))
     if "lora_id" in row:
-        columns.adapters.append(row["lora_id"].strip())
+        columns.adapters.append(_text(row["lora_id"], "lora_id"))
 
 
 def _azure(row: dict[str, Any], columns: _Columns) -> None:
@@ -101,7 +107,7 @@ def _lmsys_vtc(row: dict[str, Any], columns: _Columns) -> None:
     columns.arrival.append(_seconds(row["arrival_s"], "arrival_s"))
     columns.inputs.append(_tokens(row["prompt_tokens"], "prompt_tokens", 1))
     columns.outputs.append(_tokens(row["output_tokens"], "output_tokens", 1))
-    columns.adapters.append(row["adapter"].strip())
+    columns.adapters.append(_text(row["adapter"], "adapter"))
 
 
 def _burstgpt(row: dict[str, Any], columns: _Columns) -> None:

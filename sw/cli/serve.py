@@ -13,6 +13,9 @@ SUMMARY = "serve requests over time: TTFT, TPOT, ITL, throughput and goodput und
 
 DEFAULT_REQUESTS = 512
 
+LAST_ARRIVAL_S = 8e6
+"""Arrivals of a trace: 64-bit picoseconds end at 9.2e6 s."""
+
 _EPILOG = """\
 Without flags: 512 requests of the uniform workload, all at once, on PLoRA. A trace brings its own arrivals.
 docs/serving.md explains the scheduler and every metric.
@@ -99,7 +102,13 @@ def _requests(resolved: Any, options: Any) -> Any:
         if given:
             raise UserError(f"a trace has arrivals and lengths of its own; leave --{given[0].replace('_', '-')} out")
         count = options.num_requests if options.num_requests is not None else len(source.trace)
-        return source.requests(count, seed)
+        requests = source.requests(count, seed)
+        if requests.arrival_s[-1] > LAST_ARRIVAL_S:
+            raise UserError(
+                f"trace {source.name} has an arrival after {requests.arrival_s[-1]:g} s; give --num-requests so that "
+                f"the last comes within {LAST_ARRIVAL_S:g} s"
+            )
+        return requests
     workload = source.workload
     if options.input_tokens is not None:
         workload = replace(workload, input_tokens=float(options.input_tokens))

@@ -131,3 +131,12 @@ def test_a_result_that_cannot_be_printed_is_an_error(redirection: str) -> None:
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("plora: error: standard output") and len(done.stderr.splitlines()) == 1
+
+
+def test_trace_values_of_a_wrong_type_or_size_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"arrived_at": 0, "num_prefill_tokens": 1, "num_decode_tokens": 1, "lora_id": "a"}
+    azure = {"TIMESTAMP": None, "ContextTokens": 1, "GeneratedTokens": 1}
+    file = tmp_path / "t.jsonl"
+    for rows in ([row | {"lora_id": None}], [azure], [azure | {"TIMESTAMP": 5}], [row, row | {"arrived_at": 1e300}]):
+        file.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        assert "t.jsonl" in refused(capsys, "serve", "--workload", str(file))
