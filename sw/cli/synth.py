@@ -50,6 +50,13 @@ def configure(parser: CommandParser) -> None:
     parser.add_argument(
         "--clock-mhz", type=float, default=1000.0, help="clock that logic is sized for, at the node (default: 1000)"
     )
+    parser.add_argument(
+        "--wire-ff",
+        type=float,
+        default=0.0,
+        metavar="FF",
+        help="wire at every input pin for timing, in fF; 1 is usual at 45 nm (default: 0, before layout)",
+    )
     parser.add_argument("--flat", action="store_true", help="map the device as one block (small presets only)")
     parser.add_argument("--paths", action="store_true", help="print the longest paths gate by gate")
     parser.add_argument(
@@ -116,8 +123,15 @@ def _check_flags(args: argparse.Namespace) -> None:
     """Refuse values that are out of range, and flags that do not go together."""
     if not 1.0 <= args.clock_mhz <= 100_000.0:
         raise UserError(f"--clock-mhz {args.clock_mhz}: choose 1 ... 100000")
+    if not 0.0 <= args.wire_ff <= 1000.0:
+        raise UserError(f"--wire-ff {args.wire_ff}: choose 0 ... 1000")
     if (args.check or args.update_baseline) and (
-        args.liberty or args.flat or args.recipe != "auto" or args.clock_mhz != 1000.0 or args.node != "45nm"
+        args.liberty
+        or args.flat
+        or args.wire_ff
+        or args.recipe != "auto"
+        or args.clock_mhz != 1000.0
+        or args.node != "45nm"
     ):
         raise UserError("the baseline is of the shipped library, 45nm, recipe auto, 1000 MHz, block by block")
     if args.update_baseline and args.unit:
@@ -156,6 +170,7 @@ class _Report:
             recipe=self.args.recipe,
             period_ps=self._period_ps(target),
             flat=self.args.flat,
+            wire_ff=self.args.wire_ff,
             tell=self._tell,
         )
 
@@ -170,6 +185,7 @@ class _Report:
             "clock_mhz": self.args.clock_mhz,
             "recipe": self.args.recipe,
             "flat": self.args.flat,
+            "wire_ff": self.args.wire_ff,
             "tools": tool_versions(),
         }
         self.texts.append(design_text(self.result, self.target, self.at))
