@@ -70,7 +70,7 @@ def test_compositions_move_the_same_bytes_and_only_order_them_differently(system
     resolved = options(systems=(system,), preset="paper", batch_size=8)
     run = decode_run(resolved, resolved.systems[0])
     loads = list(run.loads)
-    steps = {c: StepModel(run.setting, loads, c).step() for c in ("dependency", "overlap", "additive")}  # type: ignore[arg-type]
+    steps = {c: StepModel(run.setting, loads, c).step() for c in ("dependency", "overlap", "additive")}
     moved = {name: step.demand.moved_bytes for name, step in steps.items()}
     assert moved["dependency"] == moved["overlap"] == moved["additive"]
     # Whatever waits for nothing is at least as fast as what waits.
