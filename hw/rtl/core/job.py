@@ -7,8 +7,10 @@ the buffers and the array have to do, in their own units (stripes, beats, channe
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from amaranth.hdl import Shape, unsigned
-from amaranth.lib import data, enum
+from amaranth.lib import data
 
 from plora.hw.defs.config import KEPT_MAX_VALUES, KEPT_ROW_WORDS, PE_ROWS, WORD_VALUES, NdpConfig
 from plora.hw.defs.descriptor import MAX_OPERAND_BYTES
@@ -31,7 +33,10 @@ FINISHED = 4
 RESULT_HALVES = 2
 
 
-class Region(enum.Enum, shape=2):
+REGION_BITS = 2
+
+
+class Region(IntEnum):
     """Where in the output buffer results go. The numbers of the halves are theirs."""
 
     HALF_0 = 0
@@ -39,7 +44,10 @@ class Region(enum.Enum, shape=2):
     KEPT = 2
 
 
-class Destination(enum.Enum, shape=2):
+DESTINATION_BITS = 2
+
+
+class Destination(IntEnum):
     """What becomes of a job's sums."""
 
     MEMORY = 0
@@ -125,7 +133,7 @@ def work_layout(config: NdpConfig) -> data.StructLayout:
             "group_rows": rows,
             "last_rows": rows,
             "continues": 1,
-            "destination": Destination,
+            "destination": DESTINATION_BITS,
             "kept_word": (KEPT_ROW_WORDS - 1).bit_length(),
             "row_words": config.result_half_words.bit_length(),
         }
@@ -180,7 +188,7 @@ def result_tag_layout(config: NdpConfig) -> data.StructLayout:
     """
     return data.StructLayout(
         {
-            "region": Region,
+            "region": REGION_BITS,
             "word": result_address_bits(config),
             "lane": (WORD_VALUES - 1).bit_length(),
             "rows": max_group_rows(config).bit_length(),
@@ -192,7 +200,8 @@ def result_tag_layout(config: NdpConfig) -> data.StructLayout:
 
 def result_tag_bits(config: NdpConfig) -> int:
     """Bits of `result_tag_layout`."""
-    return Shape.cast(result_tag_layout(config)).width
+    width: int = Shape.cast(result_tag_layout(config)).width
+    return width
 
 
 assert ceil_div(KEPT_MAX_VALUES, WORD_VALUES) == KEPT_ROW_WORDS
@@ -203,6 +212,7 @@ __all__ = [
     "JOB_SLOTS",
     "JOB_SLOT_BITS",
     "RECORDS",
+    "REGION_BITS",
     "RESULT_HALVES",
     "Destination",
     "Region",

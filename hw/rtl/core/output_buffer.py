@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from plora.hw.build.platform import add_shared
 from plora.hw.defs.config import PE_ROWS, WORD_VALUES, NdpConfig
-from plora.hw.rtl.core.job import RESULT_HALVES, Region, result_address_bits
+from plora.hw.rtl.core.job import REGION_BITS, RESULT_HALVES, Region, result_address_bits
 from plora.hw.rtl.core.sram import Sram
 from plora.hw.rtl.interfaces import WORD_BITS
 
@@ -20,7 +20,7 @@ def result_write_layout(config: NdpConfig) -> data.StructLayout:
     return data.StructLayout(
         {
             "valid": 1,
-            "region": Region,
+            "region": REGION_BITS,
             "word": result_address_bits(config),
             "lanes": WORD_VALUES,
             "second_row": 1,

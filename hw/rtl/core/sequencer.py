@@ -11,6 +11,7 @@ from plora.hw.rtl.core.dram_buffer import position_bits
 from plora.hw.rtl.core.feeder import beat_control_layout
 from plora.hw.rtl.core.job import (
     JOB_SLOT_BITS,
+    REGION_BITS,
     Destination,
     Region,
     input_capacity,
@@ -30,7 +31,7 @@ def granted_layout(config: NdpConfig) -> data.StructLayout:
             "work": work_layout(config),
             "slot": JOB_SLOT_BITS,
             "operand_base": range(input_capacity(config)),
-            "region": Region,
+            "region": REGION_BITS,
         }
     )
 
@@ -51,7 +52,7 @@ def issue_layout(config: NdpConfig) -> data.StructLayout:
     )
 
 
-ended_layout = data.StructLayout({"valid": 1, "slot": JOB_SLOT_BITS, "region": Region, "cycles": CYCLES_BITS})
+ended_layout = data.StructLayout({"valid": 1, "slot": JOB_SLOT_BITS, "region": REGION_BITS, "cycles": CYCLES_BITS})
 """A job that has its last beat in this cycle, and the cycles since its first, both counted."""
 
 activity_layout = data.StructLayout({"beat": 1, "span": 1, "stall_weights": 1, "stall_drain": 1})

@@ -143,7 +143,7 @@ def test_dram_buffer_gives_every_stripe_as_often_as_asked_once_all_channels_brou
 
     def arrived(ctx: Any) -> int:
         nonlocal seen
-        seen += (ctx.get(dut.arrived) - seen) % (2 * depth)
+        seen += (int(ctx.get(dut.arrived)) - seen) % (2 * depth)
         return seen
 
     simulate(dut, reader, background=[channel_process(c) for c in range(config.channels)])
@@ -222,11 +222,11 @@ def test_output_buffer_keeps_its_regions_and_rows_apart(config: NdpConfig) -> No
                     if lanes >> lane & 1:
                         values[lane] = rows[row] >> 16 * lane & 0xFFFF
         for (region, row, word), values in model.items():
-            if region is Region.KEPT:
+            if region == Region.KEPT:
                 ctx.set(dut.kept_address, word)
                 ctx.set(dut.kept_enable, 1)
             else:
-                ctx.set(dut.result_half, region.value)
+                ctx.set(dut.result_half, region)
                 ctx.set(dut.result_row, row)
                 ctx.set(dut.result_address, word)
                 ctx.set(dut.result_enable, 1)
@@ -236,7 +236,7 @@ def test_output_buffer_keeps_its_regions_and_rows_apart(config: NdpConfig) -> No
             ctx.set(dut.result_half, rng.getrandbits(1))
             ctx.set(dut.result_row, rng.getrandbits(1))
             await ctx.tick()
-            shown = ctx.get(dut.kept)[row] if region is Region.KEPT else ctx.get(dut.result)
+            shown = ctx.get(dut.kept)[row] if region == Region.KEPT else ctx.get(dut.result)
             for lane, value in enumerate(values):
                 assert value is None or shown >> 16 * lane & 0xFFFF == value, (region, row, word, lane)
 

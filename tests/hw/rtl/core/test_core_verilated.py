@@ -126,7 +126,7 @@ def test_sums_go_on_over_descriptors_as_if_k_had_been_one_piece(rig: Rig, kind: 
 @pytest.mark.parametrize("seed", range(16))
 def test_random_chains_on_a_memory_of_any_mood(seed: int) -> None:
     rng = random.Random(seed)
-    moods = {
+    moods: dict[str, Any] = {
         "seed": seed,
         "stall": rng.choice([0, 0.1, 0.3, 0.6]),
         "read_latency_cycles": rng.choice([1, 5, 40, 200]),
@@ -152,7 +152,7 @@ def test_illegal_descriptors_leave_their_legal_neighbours_alone(rig: Rig) -> Non
     rng = numbers(9)
     steps: list[Step] = []
     wanted = []
-    faults: list[tuple[dict[str, int], Status]] = [
+    faults: list[tuple[dict[str, Any], Status]] = [
         ({"type": 1}, Status.BAD_TYPE),
         ({"op": Op.SOFTMAX}, Status.BAD_OP),
         ({"dtype": 1}, Status.BAD_DTYPE),

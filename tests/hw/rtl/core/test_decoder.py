@@ -73,7 +73,7 @@ class Specification:
             "group_rows": g.group_rows,
             "last_rows": d.device_rows - (g.groups - 1) * g.group_rows,
             "continues": d.acc_in,
-            "destination": destination.value,
+            "destination": destination,
             "kept_word": self.before.kept_columns // 32 if d.keep == Keep.APPEND else 0,
         }
         if d.source == Source.SLOT:

@@ -63,7 +63,7 @@ def random_job(config: NdpConfig, rng: random.Random) -> dict[str, Any]:
 def expected_beats(config: NdpConfig, job: dict[str, Any], position: int) -> Iterator[dict[str, Any]]:
     """The beats of ``job``, whose weights begin at ``position``, in order."""
     g, work, capacity = job["g"], job["work"], input_capacity(config)
-    kept = job["region"] is Region.KEPT
+    kept = job["region"] == Region.KEPT
     for group in range(g.groups):
         for pair in range(work["pairs"]):
             for t in range(g.beats):
@@ -234,7 +234,7 @@ def test_a_kept_operand_must_be_stored_to_its_last_value() -> None:
         dut = gate.dut
         gate.offer(ctx, destination=Destination.KEPT)
         assert gate.granted(ctx)
-        assert ctx.get(dut.granted.payload.region) is Region.KEPT
+        assert ctx.get(dut.granted.payload.region) == Region.KEPT
         await ctx.tick()
         gate.offer(ctx, from_kept=1)
         for _ in range(5):
@@ -257,7 +257,7 @@ def test_result_halves_are_used_in_turn_and_waited_for() -> None:
         gate.offer(ctx)
         for region in (Region.HALF_0, Region.HALF_1):
             assert gate.granted(ctx)
-            assert ctx.get(dut.granted.payload.region) is region
+            assert ctx.get(dut.granted.payload.region) == region
             await ctx.tick()
         assert not gate.granted(ctx)
         ctx.set(dut.half_freed, 0b10)  # not the one whose turn it is
@@ -267,7 +267,7 @@ def test_result_halves_are_used_in_turn_and_waited_for() -> None:
         await ctx.tick()
         ctx.set(dut.half_freed, 0)
         assert gate.granted(ctx)
-        assert ctx.get(dut.granted.payload.region) is Region.HALF_0
+        assert ctx.get(dut.granted.payload.region) == Region.HALF_0
         gate.offer(ctx, destination=Destination.KEPT)  # needs no half
         await ctx.tick()
         assert gate.granted(ctx)
