@@ -67,7 +67,12 @@ GLOBAL: tuple[Register, ...] = (
     Register("BEATS", 0x048, Access.RO, "stripes that the PE array multiplied"),
     Register("SPAN", 0x04C, Access.RO, "cycles from the first to the last beat of each descriptor, summed"),
     Register("STALL_WEIGHTS", 0x050, Access.RO, "cycles of SPAN without a beat: no weight word"),
-    Register("STALL_INPUT", 0x054, Access.RO, "cycles, outside SPAN, in which the next descriptor waited for its operand alone"),
+    Register(
+        "STALL_INPUT",
+        0x054,
+        Access.RO,
+        "cycles, outside SPAN, in which the next descriptor waited for its operand alone",
+    ),
     Register("STALL_DRAIN", 0x058, Access.RO, "cycles of SPAN without a beat: the drain was busy"),
     Register("WORDS_READ", 0x05C, Access.RO, "64-byte words that the core read from memory"),
     Register("WORDS_WRITTEN", 0x060, Access.RO, "64-byte words that the core wrote to memory"),
