@@ -79,3 +79,13 @@ def test_the_test_bench_has_sixteen_lines_under_way() -> None:
         path.answer(path.reach(departed[-1], store=False) + 100, store=False)
     assert departed[:16] == list(range(16))
     assert departed[16] == departed[0] + 105
+
+
+def test_weights_read_line_by_line_take_what_a_public_simulator_says() -> None:
+    """LLMServingSim, Llama-3.1-8B decode: 6.722 GB from each CXL device at 60 GB/s, 113.47 ms a token."""
+    link = load_link("cxl3.1-x16").with_rate(60)
+    share = 1000  # of the lines; what is left scales
+    lines = int(6.722e9 / 64 / share)
+    port = LinkPort(link, FULL, credits=1 << 20, protocol="none")
+    nanoseconds = stream(port, lines, store=False) * share
+    assert nanoseconds / 1e6 == pytest.approx(113.47, rel=0.02)
