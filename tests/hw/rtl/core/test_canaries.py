@@ -113,7 +113,7 @@ FAULTS = {
     "an operand that ends where its window ends refused": Fault(
         "decoder", "Decoder", "(g.room[:ADDRESS_BITS] < d.device_bytes)", "(g.room[:ADDRESS_BITS] <= d.device_bytes)",
         test_decoder,
-        lambda: test_decoder.test_status_and_work_equal_the_specification(PRESETS["tiny"], 300),
+        lambda: test_decoder.test_status_and_work_equal_the_specification(PRESETS["tiny"], 200),
     ),
 }  # fmt: skip
 
