@@ -1,9 +1,8 @@
-"""DRAM buffer, input buffer and output buffer, and the memory they are made of."""
+"""DRAM buffer, input buffer and output buffer."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,53 +18,11 @@ from plora.hw.rtl.core.job import Region
 from plora.hw.rtl.core.operand_loader import placement_layout
 from plora.hw.rtl.core.output_buffer import OutputBuffer, result_write_layout
 from plora.hw.rtl.core.rendezvous import Rendezvous
-from plora.hw.rtl.core.sram import Sram
-from tests.hw.rtl.core.bench import TINY, refused, simulate
+from tests.hw.rtl.core.bench import TINY, simulate
 
 FOUR_CHANNELS = replace(TINY, name="tiny-4", channels=4)
 ONE_CHANNEL = replace(TINY, name="tiny-1", channels=1)
 CONFIGS = pytest.mark.parametrize("config", [ONE_CHANNEL, TINY, FOUR_CHANNELS], ids=lambda config: config.name)
-
-
-def sram_accesses(rng: random.Random, depth: int, lanes: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-    """Read address or -1, write address, write lanes, data seed; often the same address, often twice running."""
-    address = 0
-    for _ in range(count):
-        address = rng.choice([address, rng.randrange(depth)])
-        read = rng.choice([-1, address, rng.randrange(depth)])
-        yield read, address, rng.choice([0, rng.getrandbits(lanes), (1 << lanes) - 1]), rng.getrandbits(16)
-
-
-@settings(max_examples=12)
-@given(st.sampled_from([(8, 8), (16, 4), (12, 2)]), st.sampled_from([2, 3, 8]), st.integers(0, 999))
-def test_sram_reads_what_was_there_before_the_edge_and_holds_it(shape: tuple[int, int], depth: int, seed: int) -> None:
-    width, lane_bits = shape
-    lanes = width // lane_bits
-    dut = Sram(width=width, depth=depth, lane_bits=lane_bits)
-    model, shown = [0] * depth, None
-
-    async def bench(ctx: Any) -> None:
-        nonlocal shown
-        for read, write, enable, data in sram_accesses(random.Random(seed), depth, lanes, 60):
-            data &= (1 << width) - 1
-            ctx.set(dut.read_enable, read >= 0)
-            ctx.set(dut.read_address, max(read, 0))
-            ctx.set(dut.write_address, write)
-            ctx.set(dut.write_enable, enable)
-            ctx.set(dut.write_data, data)
-            await ctx.tick()
-            shown = model[read] if read >= 0 else shown
-            mask = sum(((1 << lane_bits) - 1) << lane * lane_bits for lane in range(lanes) if enable >> lane & 1)
-            model[write] = model[write] & ~mask | data & mask
-            if shown is not None:
-                assert ctx.get(dut.read_data) == shown
-
-    simulate(dut, bench)
-
-
-def test_sram_refuses_lanes_that_do_not_divide_the_word_and_a_single_word() -> None:
-    refused("not 10 and 4", lambda: Sram(width=10, depth=4, lane_bits=4))
-    refused("depth must be at least 2, not 1", lambda: Sram(width=8, depth=1))
 
 
 @settings(max_examples=20)
