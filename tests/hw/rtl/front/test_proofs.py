@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,8 +14,9 @@ from amaranth.hdl import Array, Cat, Module, Mux, Signal
 
 from plora.hw.defs.config import preset
 from plora.hw.defs.ports import ADDRESS_BITS, Burst
-from plora.hw.rtl.front import channel_port, host_port, round_robin
-from tests.hw.rtl.formal import Assert, Assume, free_inputs, hold, mutated, prove, refute
+from plora.hw.rtl.front import channel_port, host_port, queue_engine, round_robin
+from tests.hw.rtl.formal import Assert, Assume, free_inputs, hold, mutated, prove, refute, unprovable
+from tests.hw.rtl.front.engine_properties import enable_properties, engine_properties
 
 CONFIG = replace(preset("tiny"), name="proof", channels=2, dpa_bits=16)
 
@@ -122,26 +125,83 @@ def splitter_properties(source: ModuleType) -> tuple[Module, list[Any]]:
     return m, free_inputs(dut)
 
 
-PROOFS = {
-    "round robin": (round_robin_properties, round_robin, 3),
-    "channel port": (channel_port_properties, channel_port, 3),
-    "burst splitter": (splitter_properties, host_port, 2),
-}
+@dataclass(frozen=True)
+class Proof:
+    """Properties of a module, the cycles that induction looks back, and bugs that must not pass.
 
-BUGS = {
-    "round robin": ("above.eq(-1 << (index + 1))", "above.eq(-1 << index)"),
-    "channel port": ("turn.taken.eq(done)", "turn.taken.eq(axi.awready)"),
-    "burst splitter": ("later.eq((address & ~(size_bytes - 1)) + size_bytes)", "later.eq(address + size_bytes)"),
+    ``bugs`` maps a name to the text that is replaced and its replacement; each must be reachable
+    within ``search`` cycles of reset, or, where that is None, at least break the proof.
+    """
+
+    properties: Callable[[ModuleType], tuple[Module, list[Any]]]
+    module: ModuleType
+    bugs: dict[str, tuple[str, str]]
+    depth: int = 1
+    search: int | None = None
+    smaller: Callable[[ModuleType], tuple[Module, list[Any]]] | None = None
+    """A smaller case of the same, enough for the bugs."""
+
+
+PROOFS = {
+    "round robin": Proof(
+        round_robin_properties,
+        round_robin,
+        {"the last one again": ("above.eq(-1 << (index + 1))", "above.eq(-1 << index)")},
+        search=4,
+    ),
+    "channel port": Proof(
+        channel_port_properties,
+        channel_port,
+        {"data of a line forgotten": ("turn.taken.eq(done)", "turn.taken.eq(axi.awready)")},
+        depth=3,
+        search=4,
+    ),
+    "burst splitter": Proof(
+        splitter_properties,
+        host_port,
+        {"later beats not aligned": ("(address & ~(size_bytes - 1)) + size_bytes", "address + size_bytes")},
+        search=3,
+    ),
+    "enable": Proof(
+        enable_properties,
+        queue_engine,
+        {
+            "size of a ring not checked": ("misfit = below | (needed > room)", "misfit = below"),
+            "memory not checked": ("(setup.limit > 1 << config.dpa_bits)", "(setup.limit > 1 << 17)"),
+        },
+        depth=6,
+    ),
+    "queues": Proof(
+        engine_properties,
+        queue_engine,
+        {
+            "wrap one slot late": (
+                "return index + 1 == self.control.config.depth[:_DEPTH_BITS]",
+                "return index == self.control.config.depth[:_DEPTH_BITS]",
+            ),
+            "room for one too many": (
+                ">= self.control.config.depth[:_DEPTH_BITS]",
+                "> self.control.config.depth[:_DEPTH_BITS]",
+            ),
+            "later reads kept": ("with m.If(flight.queue == self._queue):", "with m.If(0):"),
+            "head beyond the tail": ("(moved <= waiting)", "(moved <= waiting + 1)"),
+        },
+        smaller=partial(engine_properties, queues=1),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", PROOFS)
 def test_proved(name: str, tmp_path: Path) -> None:
-    properties, source, depth = PROOFS[name]
-    prove(*properties(source), tmp_path, depth=depth)
+    proof = PROOFS[name]
+    prove(*proof.properties(mutated(proof.module, "from __future__", "from __future__")), tmp_path, depth=proof.depth)
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_a_seeded_bug_is_found(name: str, tmp_path: Path) -> None:
-    properties, source, depth = PROOFS[name]
-    refute(*properties(mutated(source, *BUGS[name])), tmp_path, depth=max(depth, 8))
+@pytest.mark.parametrize(("name", "bug"), [(name, bug) for name, proof in PROOFS.items() for bug in proof.bugs])
+def test_a_seeded_bug_is_found(name: str, bug: str, tmp_path: Path) -> None:
+    proof = PROOFS[name]
+    design = (proof.smaller or proof.properties)(mutated(proof.module, *proof.bugs[bug]))
+    if proof.search is None:
+        unprovable(*design, tmp_path, depth=proof.depth)
+    else:
+        refute(*design, tmp_path, depth=proof.search)
