@@ -18,6 +18,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from plora.sim.llm.moe import expected_distinct_experts
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
@@ -25,8 +27,9 @@ STRATEGIES = 4
 E1, E2, E3, E4 = range(STRATEGIES)
 
 # Features. GPU_* and DEV_* carry time per unit of width, the others carry amounts.
-GPU_A, GPU_B, DOWN_X, UP_Y, UP_M, UP_W, FAR = range(7)
-FIXED_FEATURES = 7
+GPU_A, GPU_B, DOWN_X, DOWN_M, UP_Y, UP_M, UP_W, FAR = range(8)
+FIXED_FEATURES = 8
+"""Features of one class of groups: those whose matrices exist once, or once for each of so many experts."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class GroupCost:
         input_dim, a_width, b_width, matrices: D1, the widths of all A and all B per unit of rank, and
             the number of matrices that share x.
         descriptor_bytes: descriptors and valid words of one adapter.
+        experts, used: copies of each matrix, and how many of them a token uses.
+        inputs: inputs of one token, as many as experts used or one for all.
     """
 
     count: int
@@ -48,6 +53,9 @@ class GroupCost:
     b_width: int
     matrices: int
     descriptor_bytes: float
+    experts: int = 1
+    used: int = 1
+    inputs: int = 1
 
 
 class AttentionCost(msgspec.Struct, frozen=True):
@@ -189,6 +197,7 @@ class CostModel:
         *,
         rest: float = 0.0,
         exposed: float = 0.0,
+        between: float | None = None,
     ) -> None:
         """Prepare the coefficients.
 
@@ -199,6 +208,7 @@ class CostModel:
             composition: how parts of a step combine, as in `plora.sim.system.compose`.
             rest: time of a step that no decision changes (groups without adapters, the head).
             exposed: time that a step of `overlap` or `additive` exposes on the devices' side.
+            between: time between x A and m B where GPUs sum m in between, or None where they do not.
         """
         self.groups = tuple(groups)
         self.rates = rates
@@ -206,35 +216,42 @@ class CostModel:
         self.composition = composition
         self.rest = rest
         self.exposed = exposed
-        self.feature_count = FIXED_FEATURES + 2 * self.devices
+        self._two_parts = between is not None
+        self._far_wait = rates.round_trip + (between or 0.0)
+        self._classes = tuple(dict.fromkeys((g.experts, g.used) for g in groups)) or ((1, 1),)
+        block = FIXED_FEATURES + 2 * self.devices
+        self.feature_count = block * len(self._classes)
         self._counts = np.array([g.count for g in groups], dtype=np.float64)
         self._base = np.array([[g.base] for g in groups], dtype=np.float64)
         self._all_base = float(sum(g.count * g.base for g in groups))
         resources = 3 + self.devices  # gpu, down, up, devices
         matrix = np.zeros((resources, len(groups), self.feature_count))
         for index, group in enumerate(groups):
-            matrix[0, index, GPU_A] = group.a_width
-            matrix[0, index, GPU_B] = group.b_width
-            x, y, m = 2.0 * group.input_dim, 2.0 * group.b_width, 2.0 * group.matrices
-            w = 2.0 * (group.a_width + group.b_width)
-            matrix[1:3, index, DOWN_X] = x * rates.down_write, x * rates.up_write
+            first = block * self._classes.index((group.experts, group.used))
+            of = matrix[:, index, first : first + block]
+            of[0, GPU_A] = group.a_width
+            of[0, GPU_B] = group.b_width
+            x, m = 2.0 * group.input_dim * group.inputs, 2.0 * group.matrices * group.used
+            y, w = 2.0 * group.b_width * group.used, 2.0 * (group.a_width + group.b_width)
+            for feature, size in ((DOWN_X, x), (DOWN_M, m)):
+                of[1:3, feature] = size * rates.down_write, size * rates.up_write
             for feature, size in ((UP_Y, y), (UP_M, m), (UP_W, w)):
-                matrix[1:3, index, feature] = size * rates.down_read, size * rates.up_read
+                of[1:3, feature] = size * rates.down_read, size * rates.up_read
             sent, flag = group.descriptor_bytes, rates.flag_bytes
-            matrix[1, index, FAR] = sent * rates.down_write + flag * rates.down_read
-            matrix[2, index, FAR] = sent * rates.up_write + flag * rates.up_read
+            of[1, FAR] = sent * rates.down_write + flag * rates.down_read
+            of[2, FAR] = sent * rates.up_write + flag * rates.up_read
             for device in range(self.devices):
-                matrix[3 + device, index, FIXED_FEATURES + device] = group.a_width
-                matrix[3 + device, index, FIXED_FEATURES + self.devices + device] = group.b_width
+                of[3 + device, FIXED_FEATURES + device] = group.a_width
+                of[3 + device, FIXED_FEATURES + self.devices + device] = group.b_width
         self._shape = (resources, len(groups))
         self._matrix = np.ascontiguousarray(matrix.reshape(-1, self.feature_count))
         # Over the whole step, for compositions that do not look at groups.
         self._step_matrix = np.ascontiguousarray(np.einsum("rgf,g->rf", matrix, self._counts))
         self.cached_per_rank = (
-            2.0 * sum(g.count * (g.a_width + g.b_width) for g in groups),
+            2.0 * sum(g.count * g.experts * (g.a_width + g.b_width) for g in groups),
             0.0,
             0.0,
-            2.0 * sum(g.count * g.b_width for g in groups),
+            2.0 * sum(g.count * g.experts * g.b_width for g in groups),
         )
         """Bytes of HBM that each strategy keeps per unit of rank."""
         self._vectors: dict[tuple[int, int, int], FloatArray] = {}
@@ -250,22 +267,29 @@ class CostModel:
         return found
 
     def _vector(self, rows: int, rank: int, device: int) -> FloatArray:
+        blocks = [self._block(rows, rank, device, experts, used) for experts, used in self._classes]
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+
+    def _block(self, rows: int, rank: int, device: int, experts: int, used: int) -> FloatArray:
         rates = self.rates
-        found = np.zeros((self.feature_count, STRATEGIES))
-        on_gpu = rank * max(2 * rates.hbm_byte, 2 * rows * rates.gpu_flop)
-        computing = rank * 2 * rows * rates.gpu_flop
-        on_device = rank * max(2 * rates.dram_byte, 2 * rows * rates.far_flop)
+        touched = 1.0 if experts == 1 else expected_distinct_experts(experts, used, rows)
+        found = np.zeros((FIXED_FEATURES + 2 * self.devices, STRATEGIES))
+        computing = rank * 2 * rows * used * rates.gpu_flop
+        on_gpu = max(rank * 2 * touched * rates.hbm_byte, computing)
+        on_device = rank * max(2 * touched * rates.dram_byte, 2 * rows * used * rates.far_flop)
         dev_a, dev_b = FIXED_FEATURES + device, FIXED_FEATURES + self.devices + device
         found[(GPU_A, GPU_B), E1] = on_gpu
         found[(GPU_A, GPU_B), E2] = computing
-        found[UP_W, E2] = rank
-        found[(dev_a, dev_b), E2] = rank * 2 * rates.dram_byte
+        found[UP_W, E2] = rank * touched
+        found[(dev_a, dev_b), E2] = rank * touched * 2 * rates.dram_byte
         found[DOWN_X, E3:] = rows
-        found[FAR, E3:] = 1.0
+        found[FAR, E3:] = touched
         found[dev_a, E3:] = on_device
         found[dev_b, E3] = on_device
         found[UP_Y, E3] = rows
         found[UP_M, E4] = rows * rank
+        if self._two_parts:
+            found[(DOWN_M, UP_M), E3] = rows * rank
         found[GPU_B, E4] = on_gpu
         return found
 
@@ -301,7 +325,7 @@ class CostModel:
         demand = (self._matrix @ sums).reshape(*self._shape, -1)
         gpu = demand[0]
         far = np.maximum.reduce(demand[1:])
-        bound = np.maximum(self._base + gpu, far + self.rates.round_trip * (far > 0))
+        bound = np.maximum(self._base + gpu, far + self._far_wait * (far > 0))
         # A little of the shorter side, so that plateaus of the maximum still have a slope.
         bound += PLATEAU * np.minimum(gpu, far)
         return np.asarray(self._counts @ bound)

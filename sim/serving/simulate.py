@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from plora.hw.defs.errors import UserError
-from plora.sim.llm.lora import adapter_bytes
 from plora.sim.llm.shapes import resident_weight_bytes
 from plora.sim.manager.online import Manager
 from plora.sim.serving.memory import AdapterCache, Blocks
@@ -29,7 +28,7 @@ from plora.sim.system.config import Resolved
 from plora.sim.system.decide import AttentionModel, cost_model
 from plora.sim.system.decode import TYPICAL_RANK
 from plora.sim.system.engine import NoProgressError
-from plora.sim.system.fastforward import Wave
+from plora.sim.system.fastwave import Wave
 from plora.sim.system.spec import STRATEGIES, SystemSpec
 from plora.sim.system.work import IntArray
 from plora.sim.workload.requests import NO_ADAPTER, Requests
@@ -104,10 +103,10 @@ class Simulation:
         self._pausing: set[int] = set()
         none = np.full(count, -1, dtype=np.int64)
         self.outcome = Outcome(none, none.copy(), none.copy(), np.zeros(count, dtype=np.int64))
-        self._weights = round(resident_weight_bytes(resolved.model, resolved.work.weights))
-        shape = {"scope": resolved.work.lora_scope, "shape": resolved.work.adapter_shape}
-        self._rank_bytes = adapter_bytes(resolved.model, 1, **shape)  # type: ignore[arg-type]
-        token_bytes = work.kv_token_bytes * work.layers * machine.gpus
+        # Every GPU holds its share and has its own pool: what fits is a question of one of them.
+        self._weights = round(resident_weight_bytes(resolved.model, resolved.work.weights) / machine.gpus)
+        self._rank_bytes = work.rank_bytes
+        token_bytes = work.token_bytes
         room = self._kv_room(machine.hbm_budget_bytes, machine.far_capacity_bytes)
         block_bytes = options.block_size * token_bytes
         unlimited = spec.kv.home == "hbm" and spec.overflow == "report"
@@ -196,7 +195,7 @@ class Simulation:
             self._ranks,
             np.arange(len(self._ranks)) % max(1, machine.far_devices),
             allowed,
-            float(machine.hbm_budget_bytes - self._weights) / machine.gpus,
+            float(machine.hbm_budget_bytes - self._weights),
             caches_free=spec.adapters.assume_fits,
         )
 
@@ -233,7 +232,7 @@ class Simulation:
         self.outcome.duration_ps = self._now
         self.outcome.peak_blocks = self._blocks.peak
         if self._cache is not None:
-            self.outcome.loaded_bytes = self._cache.fetched_bytes
+            self.outcome.loaded_bytes = self._cache.fetched_bytes * self._timer.machine.gpus
             self.outcome.evictions = self._cache.evictions
         return self.outcome
 
@@ -334,8 +333,8 @@ class Simulation:
         ids = served.serving()
         self._new_wave(Wave(served.rows[ids], served.ranks[ids], served.devices[ids], served.strategies[ids]))
         self._changed = False
-        self.outcome.loaded_bytes += change.loaded_bytes
-        self.outcome.ahead_bytes += change.ahead_bytes
+        self.outcome.loaded_bytes += change.loaded_bytes * self._timer.machine.gpus
+        self.outcome.ahead_bytes += change.ahead_bytes * self._timer.machine.gpus
         return self._timer.load_ps(change.loaded_bytes)
 
     def _attended(self, total: int) -> float:

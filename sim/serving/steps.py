@@ -13,7 +13,8 @@ from plora.sim.hardware.link import load_link
 from plora.sim.system.clock import PS_PER_NS, duration_ps, ps_per_unit
 from plora.sim.system.config import Resolved
 from plora.sim.system.decode import machine_of
-from plora.sim.system.fastforward import FastPhases, Wave, can_fast_forward
+from plora.sim.system.fastforward import FastPhases, can_fast_forward
+from plora.sim.system.fastwave import Wave
 from plora.sim.system.layers import LayerKind, base_times, model_work
 from plora.sim.system.spec import SystemSpec
 from plora.sim.system.tasks import Setting
@@ -127,8 +128,7 @@ class StepTimer:
             total = self._with_cold_ps(total, chunks)
         if not machine.has_far:
             return total
-        width = sum(kind.count * (g.a_columns + g.b_columns) for kind in work.kinds for g in kind.lora_groups)
-        streamed = 2 * width * sum(chunk.rank for chunk in chunks if not chunk.cached)
+        streamed = work.rank_bytes * sum(chunk.rank for chunk in chunks if not chunk.cached)
         ports = len(set(machine.up))
         up = duration_ps(float(machine.wire.read(streamed)[1]), machine.link_byte_ps) if streamed else 0
         down = 0
@@ -147,8 +147,15 @@ class StepTimer:
         work = 2 * sum(chunk.new * chunk.rank for chunk in chunks)
         if not work:
             return []
-        widths = (g.a_columns + g.b_columns for g in kind.lora_groups)
-        return [self.machine.times.lora_ps(cached * width, work * width, 1.0) for width in widths]
+        times, found = self.machine.times, []
+        for group in kind.lora_groups:
+            width = group.a_columns + group.b_columns
+            # A prompt's tokens meet every expert.
+            time = times.lora_ps(cached * width * group.experts, work * width * group.used, 1.0)
+            if self.machine.sharded_waves:
+                time += times.all_reduce_ps(work * group.used * len(group.output_dims))
+            found.append(time)
+        return found
 
     def _with_cold_ps(self, total: int, chunks: Sequence[Chunk]) -> int:
         """Return the length of a step that takes `total` once all adapters are in HBM.
@@ -161,16 +168,17 @@ class StepTimer:
             return total
         coming = max(chunk.coming_ps for chunk in cold)
         groups = [(kind.count, group) for kind in self.work.kinds for group in kind.lora_groups]
-        width = sum(count * (g.a_columns + g.b_columns) for count, g in groups)
-        moved = 2 * sum(count * (g.input_dim + g.b_columns) for count, g in groups) * sum(chunk.new for chunk in cold)
+        width = sum(count * (g.a_columns + g.b_columns) * g.used for count, g in groups)
+        values = sum(count * (g.input_dim * g.inputs + g.b_columns * g.used) for count, g in groups)
+        moved = 2 * values * sum(chunk.new for chunk in cold)
         operations = 2 * width * sum(chunk.new * chunk.rank for chunk in cold)
         on_cpu = duration_ps(operations, self._cold_flop_ps) + duration_ps(moved, self._cold_byte_ps)
         slower = max(total, on_cpu)
         return slower if coming >= slower else coming + round(total * (1 - coming / slower))
 
     def switch_ps(self, weight_bytes: int) -> int:
-        """Return the time to add an adapter to all weights, or take it out: each is read and written once."""
-        return duration_ps(2 * weight_bytes / self.machine.gpus, self.machine.times.hbm_ps)
+        """Return the time to add an adapter to a GPU's weights, or take it out: each is read and written once."""
+        return duration_ps(2 * weight_bytes, self.machine.times.hbm_ps)
 
     def _prompt_attention_ps(self, chunk: Chunk) -> int:
         times, model = self.machine.times, self._resolved.model

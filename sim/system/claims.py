@@ -9,9 +9,11 @@ construction; such rows say so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from plora.sim.system.clock import PS_PER_MS
@@ -57,13 +59,40 @@ def _plateau() -> Sequence[float]:
     return [tokens_per_s("plora", model=m, **choices) for m in ("llama2-7b", "llama2-13b")]
 
 
+def saturating_link(**choices: Any) -> float:
+    """Return the least rate of the ladder that gives 99 % of the throughput at its end."""
+    curve = [tokens_per_s("plora", **_at(rate, **choices)) for rate in LADDER]
+    return next(rate for rate, tokens in zip(LADDER, curve, strict=True) if tokens >= 0.99 * curve[-1])
+
+
 def _saturation() -> Sequence[float]:
-    found = []
-    for workload in ("uniform", "uniform-long"):
-        for model in ("llama2-7b", "llama2-13b"):
-            curve = [tokens_per_s("plora", **_at(r, model=model, workload=workload, **OVERLAP)) for r in LADDER]
-            found.append(next(r for r, t in zip(LADDER, curve, strict=True) if t >= 0.99 * curve[-1]))
-    return found
+    return [
+        saturating_link(model=model, workload=workload, **OVERLAP)
+        for workload in ("uniform", "uniform-long")
+        for model in ("llama2-7b", "llama2-13b")
+    ]
+
+
+PODS = (("llama3.1-70b", 4), ("llama3.1-405b", 16), (str(Path(__file__).parent / "data" / "dense-1.2t.json"), 64))
+"""Models beyond one GPU, and the GPUs that share each (section VIII, finding 5)."""
+
+LONG = {"workload": "uniform-long", "num_adapters": 500}
+"""1000 adapters of the largest model, half of every matrix replicated, exceed the 2 TB of a GPU's pool."""
+
+
+def _pods(wave: str) -> Callable[[], Sequence[float]]:
+    def links() -> Sequence[float]:
+        found = []
+        for model, gpus in PODS:
+            choices = {"model": model, "tensor_parallel_size": gpus, "adapter_wave": wave, **LONG}
+            found.append(saturating_link(**choices, **OVERLAP))
+        return found
+
+    return links
+
+
+def _pod_floors() -> Sequence[float]:
+    return [step_ms("plora", model=m, tensor_parallel_size=n, **_at(1800.0, **OVERLAP)) for m, n in PODS]
 
 
 def _gain_above_128() -> Sequence[float]:
@@ -187,7 +216,7 @@ class Claim:
     Attributes:
         section: where it stands.
         text: what is claimed, with the unit.
-        paper: the figures.
+        paper: the figures; NaN where the paper has none.
         ours: works out this simulator's.
         note: what the comparison rests on.
     """
@@ -200,7 +229,10 @@ class Claim:
 
     def verdict(self, found: Sequence[float]) -> str:
         """Return how the figures agree: the largest relative difference decides."""
-        worst = max(abs(f - p) / max(abs(p), 0.5) for f, p in zip(found, self.paper, strict=True))
+        stated = [(f, p) for f, p in zip(found, self.paper, strict=True) if not math.isnan(p)]
+        if not stated:
+            return "-"
+        worst = max(abs(f - p) / max(abs(p), 0.5) for f, p in stated)
         return "within 5 %" if worst <= 0.05 else "within 20 %" if worst <= 0.2 else "differs"
 
 
@@ -217,6 +249,21 @@ CLAIMS = (
     Claim("VIII-3", "knee of the pool: short, long (devices)", (4, 16), _knee),
     Claim("VIII-3", "loss from 32 to 64 devices, short: 128, 450 GB/s (%)", (38, 0), _collapse),
     Claim("VIII-4", "loss by latency, long: 200, 2000 ns (%)", (0.3, 2.6), _latency),
+    Claim(
+        "VIII-5",
+        "saturating link, naive waves: 70B TP4, 405B TP16, 1.2T TP64, long (GB/s)",
+        (math.nan, math.nan, 450),
+        _pods("naive"),
+        "the paper gives the last, and that it climbs; shape of 1.2T chosen",
+    ),
+    Claim(
+        "VIII-5",
+        "saturating link, sharded waves: the same",
+        (math.nan, math.nan, 8),
+        _pods("sharded"),
+        "the paper: 8 or 16, and that it falls",
+    ),
+    Claim("VIII-5", "HBM floor: 70B TP4, 405B TP16, 1.2T TP64 (ms)", (math.nan,) * 3, _pod_floors, "not stated"),
     Claim("VII-B", "Grace-Hopper over PLoRA, LMSYS: least, most", (1.6, 3.6), _grace_hopper_lmsys),
     Claim(
         "VII-B", "Grace-Hopper over PLoRA, 13B uniform-long", (13.6,), _grace_hopper_long, "adapters cached in HBM here"
@@ -251,7 +298,9 @@ def table() -> str:
     lines = ["| section | figure | paper | here | difference | note |", "|---|---|---|---|---|---|"]
     for claim in CLAIMS:
         found = claim.ours()
-        paper, ours = (", ".join(f"{v:.4g}" for v in values) for values in (claim.paper, found))
+        paper, ours = (
+            ", ".join("-" if math.isnan(v) else f"{v:.4g}" for v in values) for values in (claim.paper, found)
+        )
         lines.append(f"| {claim.section} | {claim.text} | {paper} | {ours} | {claim.verdict(found)} | {claim.note} |")
     return "\n".join(lines)
 

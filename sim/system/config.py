@@ -14,11 +14,12 @@ from plora.sim.hardware.device import NdpDeviceSpec, load_device
 from plora.sim.hardware.gpu import Gpu, load_gpu
 from plora.sim.hardware.link import Link, load_link
 from plora.sim.llm.config import ModelConfig, load_model
+from plora.sim.llm.lora import LoraScope
 from plora.sim.system.compose import COMPOSITIONS, Composition
 from plora.sim.system.costs import Costs, check_costs, load_costs
-from plora.sim.system.layers import WorkOptions
+from plora.sim.system.layers import AdapterWave, WorkOptions
 from plora.sim.system.source import Source, load_source
-from plora.sim.system.spec import MOST_PARTS, SystemSpec, check_system, load_system
+from plora.sim.system.spec import MOST_PARTS, Gpus, SystemSpec, check_system, load_system
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Tables override single numbers of what is chosen by name: `gpu_numbers`, `device_numbers` and
     `link_numbers` fields of the hardware, `costs` fields of the preset, `systems_changed` fields of
-    systems by name. None takes the workload's or the composition's own value.
+    systems by name. None takes the workload's, the composition's or the system's own value.
     """
 
     model: str = "llama2-7b"
@@ -49,8 +50,10 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link: str = "cxl3.1-x16"
     link_sharing: Literal["one-port", "per-device"] = "one-port"
     kv_cache_dtype: Literal["fp16", "bf16", "int8", "int4"] = "fp16"
+    tensor_parallel_size: int | None = None
+    adapter_wave: AdapterWave = "sharded"
     sub_batches: int = 1
-    lora_scope: Literal["all", "attention"] = "all"
+    lora_scope: LoraScope = "all"
     adapter_shape: Literal["true", "square"] = "true"
     experts: Literal["expected", "active"] = "expected"
     seed: int = 0
@@ -121,8 +124,10 @@ def _with_tables(raw: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _system(name: str, changes: dict[str, dict[str, Any]]) -> SystemSpec:
+def _system(name: str, changes: dict[str, dict[str, Any]], gpus: int | None) -> SystemSpec:
     spec = load_system(name)
+    if gpus is not None:
+        spec = msgspec.structs.replace(spec, gpus=Gpus(gpus))
     if spec.name not in changes:
         return spec
     where = f"systems_changed.{spec.name}"
@@ -164,7 +169,7 @@ def resolve(options: RunOptions) -> Resolved:
         options=options,
         model=model,
         source=source,
-        systems=tuple(_system(name, options.systems_changed) for name in options.systems),
+        systems=tuple(_system(name, options.systems_changed, options.tensor_parallel_size) for name in options.systems),
         gpu=gpu,
         fabric=load_link(gpu.fabric),
         device=_with_numbers(load_device(options.device), options.device_numbers, "device_numbers"),
@@ -178,6 +183,7 @@ def resolve(options: RunOptions) -> Resolved:
             kv_scales=costs.kv_scales,
             lora_scope=options.lora_scope,
             adapter_shape=options.adapter_shape,
+            adapter_wave=options.adapter_wave,
         ),
         batch_size=_at_least(batch, 1, "batch size", 65536),
     )
@@ -185,6 +191,8 @@ def resolve(options: RunOptions) -> Resolved:
     if unknown:
         raise UserError(f"systems_changed: {unknown[0]!r} is not among the systems of this run")
     _at_least(options.num_devices, 1, "number of devices", MOST_PARTS)
+    if options.tensor_parallel_size is not None:
+        _at_least(options.tensor_parallel_size, 1, "tensor parallel size", MOST_PARTS)
     _at_least(options.steps, 1, "number of steps")
     _at_least(options.sub_batches, 1, "number of sub-batches", 64)
     if options.context_tokens is not None:

@@ -37,6 +37,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         command_ns: from a descriptor's arrival at the device to its first DRAM beat.
         layer_round_trips: round trips charged for each layer by `overlap` and `additive`, which have
             no dependencies to take them from (the paper, section VIII, finding 4).
+        wave_round_trips: those of them that adapters take; sharded waves over several GPUs take as many more.
         expose_transfers: whether those two charge the first operand's way down and the last result's
             way up in each layer, during which the devices have nothing to do.
         return_chunks: parts in which a device returns the partial results of a batch.
@@ -58,6 +59,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     poll_interval_ns: Number
     command_ns: Number
     layer_round_trips: Number
+    wave_round_trips: Number
     expose_transfers: bool
     return_chunks: int
     gpu_mode: Literal["roofline", "calibrated"]
@@ -99,6 +101,7 @@ _NUMBERS = (
     "poll_interval_ns",
     "command_ns",
     "layer_round_trips",
+    "wave_round_trips",
 )
 
 

@@ -50,6 +50,9 @@ def _group(kind: LayerKind, group: Group, machine: Machine, rank: int) -> GroupC
         b_width=group.b_columns,
         matrices=count,
         descriptor_bytes=float(descriptors * machine.descriptor_bytes),
+        experts=group.experts,
+        used=group.used,
+        inputs=group.inputs,
     )
 
 
@@ -60,7 +63,15 @@ def cost_model(setting: Setting, composition: Composition, typical_rank: int) ->
     rest = float(work.head_ps)
     rest += sum(k.count * g.base_ps for k in work.kinds for g in k.groups if not g.output_dims)
     exposed = machine.layer_round_trips * 2.0 * machine.one_way_ps * work.layers if machine.has_far else 0.0
-    return CostModel(groups, _rates(machine), machine.far_devices, composition, rest=rest, exposed=exposed)
+    rates, between = _rates(machine), None
+    if machine.sharded_waves:
+        between = rates.round_trip + machine.times.all_reduce_ps(_TYPICAL_MIDDLE * typical_rank)
+    devices = machine.far_devices
+    return CostModel(groups, rates, devices, composition, rest=rest, exposed=exposed, between=between)
+
+
+_TYPICAL_MIDDLE = 2 * 2 * 64
+"""Bytes of the intermediates of a typical wave per unit of rank: 64 rows of two matrices."""
 
 
 class AttentionModel:
@@ -166,19 +177,22 @@ def decide(
 ) -> tuple[Serving, Placement, Decision, Hbm]:
     """Let the manager place `batch`: strategies of its adapters and HBM copies of its KV.
 
+    `weights_bytes` are those of one GPU.
+
     Raises:
         UserError: the weights alone exceed HBM in a system that keeps far memory for the rest.
     """
     spec, machine, work = setting.spec, setting.machine, setting.work
     served = serving(batch, ranks, machine.far_devices)
     budget = machine.hbm_budget_bytes
-    kv_total = int(batch.contexts.sum() * work.kv_token_bytes * work.layers) * machine.gpus
+    gpus = machine.gpus
+    kv_total = int(batch.contexts.sum() * work.token_bytes)
     kv_home = kv_total if spec.kv.home == "hbm" else 0
     free = budget - weights_bytes - kv_home
     if free < 0 and spec.kv.home == "far":
         raise UserError(
-            f"system {spec.name}: the weights take {weights_bytes / 1e9:.1f} GB, but the GPU has {budget / 1e9:.1f} GB "
-            "of HBM beside its reserve; use a larger GPU or more of them"
+            f"system {spec.name}: the weights take {weights_bytes / 1e9:.1f} GB on each of {gpus} GPUs, which has "
+            f"{budget / 1e9:.1f} GB of HBM beside its reserve; use larger GPUs, or more by tensor_parallel_size"
         )
     allowed = [STRATEGIES.index(s) for s in spec.adapters.strategies]
     attention = AttentionModel(setting).of(batch)
@@ -189,12 +203,13 @@ def decide(
         devices=served.devices,
         allowed=allowed,
         attention=attention,
-        budget_bytes=float(max(free, 0)) / machine.gpus,
+        budget_bytes=float(max(free, 0)),
         caches_free=spec.adapters.assume_fits or spec.adapters.home == "hbm",
     )
     decision = select(problem, warm)
     placement = Placement(decision.strategies, near_tokens(batch, decision.kv_share))
     kept = np.array(model.cached_per_rank)[decision.strategies] * served.ranks if len(served) else np.zeros(0)
-    cached = 0 if spec.adapters.assume_fits else int(kept.sum()) * machine.gpus
-    copies = int(placement.near_tokens.sum() * work.kv_token_bytes * work.layers)
-    return served, placement, decision, Hbm(budget, weights_bytes, cached, kv_home or copies)
+    cached = 0 if spec.adapters.assume_fits else int(kept.sum())
+    copies = int(placement.near_tokens.sum() * work.token_bytes)
+    hbm = Hbm(budget * gpus, weights_bytes * gpus, cached * gpus, (kv_home or copies) * gpus)
+    return served, placement, decision, hbm

@@ -9,12 +9,12 @@ import numpy as np
 
 from plora.hw.defs.errors import UserError
 from plora.sim.hardware.link import load_link
-from plora.sim.llm.lora import adapter_bytes
 from plora.sim.llm.shapes import resident_weight_bytes
 from plora.sim.system.compose import Demand, Step, StepModel, split
 from plora.sim.system.config import Resolved, RunOptions
 from plora.sim.system.decide import Hbm, cost_model, decide
-from plora.sim.system.fastforward import FastPhases, Wave, can_fast_forward
+from plora.sim.system.fastforward import FastPhases, can_fast_forward
+from plora.sim.system.fastwave import Wave
 from plora.sim.system.gputime import GpuTimes
 from plora.sim.system.layers import model_work
 from plora.sim.system.machine import Machine, build_machine
@@ -47,7 +47,7 @@ class DecodeRun:
         serving, strategies, kv_share: the manager's placement.
         loads: the sub-batches at the first step.
         hbm: what occupies HBM.
-        far_bytes: what occupies far memory: all adapters and the batch's KV at the last step.
+        far_bytes: what occupies the far memory of all GPUs: all adapters and the batch's KV at the last step.
     """
 
     spec: SystemSpec
@@ -97,6 +97,7 @@ def machine_of(resolved: Resolved, spec: SystemSpec) -> Machine:
         link_sharing=resolved.options.link_sharing,
         costs=resolved.costs,
         kv_dtype=resolved.options.kv_cache_dtype,
+        adapter_wave=resolved.options.adapter_wave,
     )
 
 
@@ -121,15 +122,13 @@ def decode_batch(resolved: Resolved) -> Batch:
 def _running(setting: Setting, batch: Batch, weights: int, steps: int, ranks: IntArray) -> int:
     """Return how many of the first requests fit in HBM together with their adapters at the last step."""
     spec, machine, work = setting.spec, setting.machine, setting.work
-    # Sharded as the base model is, so an A matrix of a column-parallel group is on every GPU.
-    rank_bytes = 2 * machine.gpus * sum(k.count * (g.a_columns + g.b_columns) for k in work.kinds for g in k.groups)
     room = machine.hbm_budget_bytes - weights
-    kv = (batch.contexts + steps - 1) * (work.kv_token_bytes * work.layers * machine.gpus)
+    kv = (batch.contexts + steps - 1) * work.token_bytes
     fresh = np.zeros(len(batch))
     if spec.adapters.home == "hbm":
         ids, first = np.unique(batch.adapters, return_index=True)
         known = ids >= 0
-        fresh[first[known]] = ranks[ids[known]] * rank_bytes
+        fresh[first[known]] = ranks[ids[known]] * work.rank_bytes
     held = np.cumsum((kv if spec.kv.home == "hbm" else 0) + fresh)
     return int(np.searchsorted(held, room, side="right"))
 
@@ -181,28 +180,29 @@ def decode_run(resolved: Resolved, spec: SystemSpec) -> DecodeRun:
     if spec.adapters.merge and (batch.adapters == batch.adapters[0]).all():
         # One adapter for all, merged: the steps are those of the base model.
         batch = Batch(batch.contexts, np.full(requested, NO_ADAPTER, dtype=np.int64))
-    weights = round(resident_weight_bytes(resolved.model, resolved.work.weights))
-    work = resolved.work
-    rank_bytes = adapter_bytes(resolved.model, 1, scope=work.lora_scope, shape=work.adapter_shape)
+    # Every GPU holds its share and has its own pool: what fits is a question of one of them.
+    gpus = spec.gpus.count
+    weights = round(resident_weight_bytes(resolved.model, resolved.work.weights) / gpus)
     setting = setting_of(resolved, spec, -(-requested // options.sub_batches))
     if spec.overflow == "limit-batch":
         running = _running(setting, batch, weights, options.steps, ranks)
         if running == 0:
             raise UserError(
                 f"system {spec.name}: weights, one request's KV cache and its adapter exceed the "
-                f"{setting.machine.hbm_budget_bytes / 1e9:.1f} GB of HBM; use more or larger GPUs"
+                f"{setting.machine.hbm_budget_bytes / 1e9:.1f} GB of HBM{_each(gpus)}; use more or larger GPUs"
             )
         if running < requested:
             batch = Batch(batch.contexts[:running], batch.adapters[:running])
             setting = setting_of(resolved, spec, -(-running // options.sub_batches))
     machine = setting.machine
-    far = rank_bytes * int(ranks.sum()) if spec.adapters.home == "far" else 0.0
+    far = float(setting.work.rank_bytes * int(ranks.sum())) if spec.adapters.home == "far" else 0.0
     if spec.kv.home == "far":
-        far += int((batch.contexts + options.steps).sum()) * setting.work.kv_token_bytes * setting.work.layers
+        far += int((batch.contexts + options.steps).sum()) * setting.work.token_bytes
     if far > machine.far_capacity_bytes > 0:
         raise UserError(
             f"system {spec.name}: adapters and KV cache take {far / 1e12:.2f} TB, far memory has "
-            f"{machine.far_capacity_bytes / 1e12:.2f} TB; use more devices, fewer adapters or a smaller batch"
+            f"{machine.far_capacity_bytes / 1e12:.2f} TB{_each(gpus)}; use more devices, fewer adapters or a smaller "
+            "batch"
         )
     model = cost_model(setting, options.composition, TYPICAL_RANK)
     served, placement, decision, hbm = decide(setting, batch, ranks, weights_bytes=weights, model=model)
@@ -221,5 +221,9 @@ def decode_run(resolved: Resolved, spec: SystemSpec) -> DecodeRun:
         kv_share=float(placement.near_tokens.sum() / batch.contexts.sum()) if spec.kv.home == "far" else 1.0,
         loads=tuple(loads),
         hbm=hbm,
-        far_bytes=int(far),
+        far_bytes=int(far) * gpus,
     )
+
+
+def _each(gpus: int) -> str:
+    return f" for each of {gpus} GPUs" if gpus > 1 else ""

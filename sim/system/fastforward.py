@@ -1,96 +1,30 @@
 """Steps without an event queue: the same times as the events, for many steps at once.
 
-Within a phase every resource serves in order of readiness, so the end of the k-th job on a resource is
-
-    end_k = c_k + max over j <= k of (ready_j - c_(j-1)),    c the running sum of the durations,
-
-a running maximum. Phases of adapters are worked out for all groups at once and remembered while the
-batch stays; attention, the only phase that depends on the contexts, for as many steps at once as
-are asked for. Times are whole picoseconds, and tests hold every value against the event engine.
+Within a phase every resource serves in order of readiness, which has a closed form (`served`). Phases of
+adapters are worked out for all groups at once and remembered while the batch stays (`fastwave`);
+attention, the only phase that depends on the contexts, for as many steps at once as are asked for. Times
+are whole picoseconds, and tests hold every value against the event engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from plora.sim.system.attention import CHAIN_DESCRIPTORS, chunk_bounds
 from plora.sim.system.clock import duration_ps, durations_ps
-from plora.sim.system.layers import ROW_PARALLEL, Group, LayerKind, ModelWork
-from plora.sim.system.lora import lora_job
+from plora.sim.system.fastwave import FastWave, Wave
+from plora.sim.system.layers import ROW_PARALLEL, LayerKind, ModelWork
+from plora.sim.system.lora import Part, middle_bytes
 from plora.sim.system.machine import Machine
+from plora.sim.system.served import Times, served, served_by_readiness
 from plora.sim.system.spec import SystemSpec
-from plora.sim.system.tasks import device_ps
-from plora.sim.system.work import E1, E2, E3, IntArray
-
-Times = npt.NDArray[np.int64]
-
+from plora.sim.system.work import E1, IntArray
 
 FEW_STEPS = 3
 """Up to as many steps are cheaper one by one than as arrays."""
-
-
-def served(ready: Times, duration: Times, free: Any = 0) -> Times:
-    """Return when each job ends on one resource that serves them in the order of the last axis."""
-    total = duration.cumsum(axis=-1)
-    begin = np.maximum.accumulate(ready - (total - duration), axis=-1)
-    return np.asarray(np.maximum(begin, free) + total)
-
-
-APART = 1 << 48
-"""Distance between resources on the time axis of `served_by_readiness`: 281 s, longer than any phase."""
-
-
-def served_by_readiness(ready: Times, duration: Times, resource: Any = 0, free: Any = 0) -> Times:
-    """Return when each job (..., jobs) ends on its `resource` (jobs,), which serves in order of readiness.
-
-    Ties go to the earlier position. Resources are laid one after another on one time axis, far
-    apart, so that one running maximum serves them all. `free` is when they can start, at most.
-    """
-    place = resource * APART
-    order = (ready + place).argsort(axis=-1, kind="stable")
-    key = np.maximum(ready, free) + place
-    if key.ndim == 2:
-        order += np.arange(0, key.size, key.shape[1])[:, None]
-    length = duration.reshape(-1)[order]
-    total = length.cumsum(axis=-1)
-    ends = np.maximum.accumulate(key.reshape(-1)[order] - total + length, axis=-1)
-    ends += total
-    unsorted = np.empty(key.size, dtype=np.int64)
-    unsorted[order] = ends
-    return np.asarray(unsorted.reshape(key.shape) - place)
-
-
-def served_in_turn(ready: Times, duration: Times, resource: IntArray) -> Times:
-    """The same for jobs (groups, jobs) that become ready in the order of their positions on each resource."""
-    order = resource.argsort(kind="stable")
-    place = resource[order] * APART
-    length = duration[:, order]
-    total = length.cumsum(axis=1)
-    ends = np.maximum.accumulate(ready[:, order] + (place - total + length), axis=1)
-    ends += total - place
-    unsorted = np.empty_like(ends)
-    unsorted[:, order] = ends
-    return unsorted
-
-
-def last_served(ready: Times, duration: Times, free: Any = 0) -> Times:
-    """Return when the last of the jobs (groups, jobs) of one resource ends that serves in order of readiness.
-
-    It does not depend on the order of jobs that are ready at the same time.
-    """
-    order = ready.argsort(axis=1)
-    if len(order) > 1:
-        order += np.arange(0, ready.size, ready.shape[1])[:, None]
-    length = duration.reshape(-1)[order]
-    total = length.cumsum(axis=1)
-    begin = np.maximum(ready, free).reshape(-1)[order] - total + length
-    return np.asarray(np.maximum.reduce(begin, axis=1) + total[:, -1])
 
 
 def can_fast_forward(spec: SystemSpec, machine: Machine) -> bool:
@@ -100,126 +34,6 @@ def can_fast_forward(spec: SystemSpec, machine: Machine) -> bool:
     """
     shared = bool(machine.down) and machine.down[0] == machine.up[0]
     return not (shared and spec.launch.per.startswith("adapter"))
-
-
-RANK_SHIFT, ROWS_SHIFT = 2, 32
-"""Where rank and rows begin in the number of a job; the strategy takes the lowest bits."""
-
-
-class JobTable:
-    """Durations of one adapter's job in every group of a kind of layer, remembered by rows, rank and strategy.
-
-    Columns of `of`: down, device, up, gpu (without constants of kernels), and the GPU's HBM bytes and
-    operations, for every group (6, groups, jobs).
-    """
-
-    def __init__(self, machine: Machine, groups: Sequence[Group]) -> None:
-        self._machine, self._groups = machine, groups
-        self._numbers: dict[int, int] = {}
-        self._table = np.zeros((6, len(groups), 256), dtype=np.int64)
-
-    def of(self, rows: IntArray, ranks: IntArray, strategies: IntArray) -> Times:
-        """Return the durations of several adapters."""
-        # One whole number a job: a lookup of it costs a fraction of that of a tuple.
-        keys = ((rows << ROWS_SHIFT) + (ranks << RANK_SHIFT) + strategies).tolist()
-        try:
-            index = list(map(self._numbers.__getitem__, keys))
-        except KeyError:
-            for key in dict.fromkeys(keys):
-                if key not in self._numbers:
-                    self._add(key)
-            index = list(map(self._numbers.__getitem__, keys))
-        return np.asarray(self._table.take(index, axis=2))
-
-    def _add(self, key: int) -> None:
-        number = self._numbers[key] = len(self._numbers)
-        low = key & ((1 << ROWS_SHIFT) - 1)
-        rows, rank, strategy = key >> ROWS_SHIFT, low >> RANK_SHIFT, low & ((1 << RANK_SHIFT) - 1)
-        if number == self._table.shape[2]:
-            self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=2)
-        machine = self._machine
-        for position, group in enumerate(self._groups):
-            job = lora_job(machine, group, rows, rank, strategy)
-            device, _ = device_ps(machine, job.dram, job.far_flops, machine.far_flop_ps)
-            self._table[:, position, number] = (
-                duration_ps(round(job.down_wire), machine.link_byte_ps),
-                device,
-                duration_ps(round(job.up_wire), machine.link_byte_ps),
-                machine.times.lora_ps(job.hbm, job.gpu_flops, 0.0),
-                job.hbm,
-                job.gpu_flops,
-            )
-
-
-class Wave(msgspec.Struct, frozen=True, eq=False):
-    """The adapters of a batch as the phases see them; what follows from one is remembered by its identity.
-
-    Attributes:
-        rows, ranks, devices, strategies: (adapters,) ascending by adapter.
-    """
-
-    rows: IntArray
-    ranks: IntArray
-    devices: IntArray
-    strategies: IntArray
-
-
-@dataclass(frozen=True)
-class _WaveBound:
-    """A wave without its order (groups,): enough where the GPU is busy until everything has come back.
-
-    Attributes:
-        jobs: durations of its jobs, as `JobTable.of` gives them.
-        fused: GPU time of the kernels that serve all adapters in HBM.
-        latest: when everything is back at the latest: link and devices busy one after the other.
-        length: GPU time of all results that need more work there.
-        added: GPU time to add what came back.
-    """
-
-    jobs: Times
-    fused: Times
-    latest: Times
-    length: Times
-    added: int
-
-
-@dataclass(frozen=True)
-class _WaveTimes:
-    """What a wave adds to each group (groups, ...), counted from the phase's start.
-
-    Attributes:
-        fused: GPU time of the kernels that serve all adapters in HBM.
-        returned: when the last result that needs no more work arrives.
-        ready, length: arrival and GPU time of results that need more work on the GPU.
-        launched: when the host has launched everything.
-        added: GPU time to add what came back.
-    """
-
-    fused: Times
-    returned: Times
-    ready: Times
-    length: Times
-    launched: Times
-    added: int
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """Exchanges before their way back (groups, jobs).
-
-    Attributes:
-        can_go: when each result may leave.
-        worked: when each device is done.
-        up: link time of the result.
-        port: number of each job's port (jobs,), or 0 for one port.
-        free: when the ports can start, at most.
-    """
-
-    can_go: Times
-    worked: Times
-    up: Times
-    port: Any
-    free: Any
 
 
 @dataclass(frozen=True)
@@ -242,23 +56,15 @@ class FastPhases:
 
     def __init__(self, spec: SystemSpec, machine: Machine, kind: LayerKind) -> None:
         self._spec, self._machine, self._kind = spec, machine, kind
-        lora = [g for g in kind.groups if g.output_dims]
-        self._jobs = JobTable(machine, lora)
+        self._lora = [g for g in kind.groups if g.output_dims]
+        parts = (Part.FIRST, Part.SECOND) if machine.sharded_waves else (Part.WHOLE,)
+        self._waves = [FastWave(spec, machine, self._lora, p, launches=p is not Part.SECOND) for p in parts]
         self._touched = [position for position, g in enumerate(kind.groups) if g.output_dims]
         self._reductions = sum(1 for g in kind.groups if g.name in ROW_PARALLEL)
         self._per_adapter = spec.launch.per.startswith("adapter")
-        self._blocking = self._per_adapter and spec.launch.blocking
-        per_layer = spec.launch.per == "adapter-layer"
-        self._shares = [1 / len(lora) if per_layer else float(len(g.output_dims)) for g in lora]
-        self._wave: Wave | None = None
-        self._wave_bound: _WaveBound
-        self._wave_times: dict[tuple[int, ...], _WaveTimes] = {}
         self._queries: dict[tuple[int, int], tuple[int, int]] = {}
         self._layouts: dict[int, _Layout] = {}
-        names = list(dict.fromkeys(machine.down))
-        self._ports = np.array([names.index(name) for name in machine.down], dtype=np.int64)
-        self._one_port = len(names) == 1
-        self._half_duplex = bool(names) and machine.down == machine.up
+        self._half_duplex = bool(machine.down) and machine.down == machine.up
 
     def groups_ps(self, base_ps: Sequence[int], message_bytes: int, wave: Wave, extra_ps: Sequence[int] = ()) -> int:
         """Return the time of all phases of a layer but attention.
@@ -290,132 +96,32 @@ class FastPhases:
         if not len(wave.rows):
             return starts
         start = np.array(starts, dtype=np.int64)
-        every = tuple(range(len(starts)))
-        if self._blocking:
-            base = np.array([[base_ps[p]] for p in self._touched], dtype=np.int64)
-            ends = self._played(start, self._times_of(wave, base, every))
+        every = range(len(starts))
+        first = self._waves[0]
+        base = np.array([[base_ps[p]] for p in self._touched], dtype=np.int64) if first.blocking else 0
+        added = 0 if (wave.strategies == E1).all() else self._machine.times.merge_ps(0)
+        if len(self._waves) == 2:
+            ends = self._in_two_parts(start, base, wave)
+        elif self._per_adapter:
+            ends = np.maximum(*first.play(start, wave, every, base))
         else:
-            if self._wave is not wave:
-                self._wave, self._wave_bound, self._wave_times = wave, self._bound_of(wave), {}
-            bound = self._wave_bound
-            ends = start + bound.fused + bound.length + bound.added
-            open_groups = every
-            if not self._per_adapter:
-                open_groups = tuple(np.flatnonzero(bound.latest > start + bound.fused).tolist())
-            if open_groups:
-                times = self._wave_times.get(open_groups)
-                if times is None:
-                    times = self._wave_times[open_groups] = self._times_of(wave, 0, open_groups)
-                which = list(open_groups)
-                ends[which] = self._played(start[which], times)
-        found: list[int] = ends.tolist()
+            bound = first.bound(wave)
+            ends = start + bound.fused + bound.length
+            which = np.flatnonzero(bound.latest > start + bound.fused).tolist()
+            if which:
+                ends[which] = np.maximum(*first.play(start[which], wave, which))
+        found: list[int] = (ends + added).tolist()
         return found
 
-    def _played(self, start: Times, times: _WaveTimes) -> Times:
-        """Return the ends of groups whose base takes until `start`."""
-        gpu = start + times.fused
-        ends = gpu
-        if times.ready.shape[1]:
-            ends = last_served(times.ready, times.length, gpu[:, None])
-        return np.asarray(np.maximum(np.maximum(ends, times.returned), times.launched) + times.added)
-
-    def _bound_of(self, wave: Wave) -> _WaveBound:
-        """Work out what does not depend on the order of jobs."""
-        machine, times = self._machine, self._machine.times
-        jobs = self._jobs.of(wave.rows, wave.ranks, wave.strategies)
-        down, device, up, gpu, hbm, flops = jobs
-        e1 = wave.strategies == E1
-        fused = np.zeros(len(self._touched), dtype=np.int64)
-        if e1.any() and not self._per_adapter:
-            sizes, work = hbm[:, e1].sum(axis=1).tolist(), flops[:, e1].sum(axis=1).tolist()
-            fused = np.array([times.lora_ps(s, w, 1.0) for s, w in zip(sizes, work, strict=True)], dtype=np.int64)
-        latency = 2 * machine.one_way_ps + machine.command_ps + machine.return_ps
-        devices, groups = max(1, machine.far_devices), len(self._touched)
-        place = wave.devices + np.arange(0, devices * groups, devices)[:, None]
-        on_device = np.bincount(place.ravel(), device.ravel(), devices * groups).reshape(groups, devices)
-        latest = np.add.reduce(down + up, 1) + np.maximum.reduce(on_device, 1) + latency
-        length = np.add.reduce(np.where(e1, 0, gpu), 1)
-        return _WaveBound(jobs, fused, latest, length, 0 if e1.all() else times.merge_ps(0))
-
-    def _times_of(self, wave: Wave, launch_from: Any, which: tuple[int, ...]) -> _WaveTimes:
-        """Work a wave out for the groups `which`; launches, where adapters need them, start at `launch_from`."""
-        spec, machine, times = self._spec, self._machine, self._machine.times
-        groups, count = len(which), len(wave.rows)
-        bound = self._bound_of(wave) if self._blocking else self._wave_bound
-        down, device, up, gpu, _, _ = bound.jobs if groups == len(self._touched) else bound.jobs[:, list(which)]
-        e1 = wave.strategies == E1
-        far = ~e1
-        nothing = np.zeros(groups, dtype=np.int64)
-        fused = bound.fused[list(which)]
-        launched, ready = nothing, np.zeros((groups, count), dtype=np.int64)
-        if self._per_adapter:
-            launch = [round(spec.launch.count * machine.launch_ps * share) for share in self._shares]
-            ready = launch_from + np.array(launch, dtype=np.int64)[:, None] * np.arange(1, count + 1)
-            launched = ready[:, -1]
-            own = [round(times.lora_kernels_ps * min(1.0, share)) for share in self._shares]
-            gpu = gpu + np.array(own, dtype=np.int64)[:, None]
-        later = wave.strategies != E3
-        if not self._per_adapter:
-            later &= far
-        if not far.any():
-            on_gpu = np.flatnonzero(later)
-            return _WaveTimes(fused, nothing, ready[:, on_gpu], gpu[:, on_gpu], launched, 0)
-        on_gpu = np.flatnonzero(later)
-        sent = self._sent(down, device, up, ready, wave, far)
-        if self._one_port and not len(on_gpu) and far.all():
-            last = last_served(sent.can_go, sent.up, sent.free) + machine.one_way_ps
-            return _WaveTimes(fused, last, sent.up[:, :0], sent.up[:, :0], launched, times.merge_ps(0))
-        returned, worked = self._returned(sent, far)
-        last = returned[:, wave.strategies == E3].max(axis=1, initial=0)
-        arrived = returned[:, on_gpu]
-        if len(on_gpu):
-            strategy = wave.strategies[on_gpu]
-            arrived = np.where(strategy == E2, np.maximum(arrived, worked[:, on_gpu]), arrived)
-            arrived = np.where(strategy == E1, ready[:, on_gpu], arrived)
-        return _WaveTimes(fused, last, arrived, gpu[:, on_gpu], launched, times.merge_ps(0))
-
-    def _sent(
-        self, down: Times, device: Times, up: Times, ready: Times, wave: Wave, far: npt.NDArray[np.bool_]
-    ) -> _Sent:
-        """Play the exchanges of the adapters `far` up to their way back."""
-        machine = self._machine
-        mine = np.flatnonzero(far)
-        if len(mine) < len(far):
-            down, device, up, ready = (column[:, mine] for column in (down, device, up, ready))
-        devices, reads = wave.devices[mine], wave.strategies[mine] == E2
-        port: Any = self._ports[devices]
-        if self._one_port:
-            # Without launches every command is ready at once, and the link sends one after the other.
-            port = 0
-            left = served(ready, down) if self._per_adapter else down.cumsum(axis=1)
-        else:
-            left = served_by_readiness(ready, down, port)
-        # A half-duplex link has sent every command, all ready at once, before any result is.
-        free: Any = 0
-        if self._half_duplex:
-            free = np.zeros_like(left)
-            for name in range(len(set(machine.down))):
-                here = np.flatnonzero(np.broadcast_to(port == name, devices.shape))
-                free[:, here] = left[:, here].max(axis=1, initial=0)[:, None]
-        if reads.any():
-            sent = left + np.where(reads, machine.one_way_ps, machine.one_way_ps + machine.command_ps)
-            worked = served_by_readiness(sent, device, devices)
-            can_go = np.where(reads, sent, worked + machine.return_ps)
-        else:
-            sent = left + (machine.one_way_ps + machine.command_ps)
-            worked = served_in_turn(sent, device, devices)
-            can_go = worked + machine.return_ps
-        return _Sent(can_go, worked, up, port, free)
-
-    def _returned(self, sent: _Sent, far: npt.NDArray[np.bool_]) -> tuple[Times, Times]:
-        """Return when results have come back, and when devices are done (groups, adapters)."""
-        came = served_by_readiness(sent.can_go, sent.up, sent.port, sent.free) + self._machine.one_way_ps
-        if far.all():
-            return came, sent.worked
-        mine = np.flatnonzero(far)
-        returned, done = np.zeros((2, len(came), len(far)), dtype=np.int64)
-        returned[:, mine], done[:, mine] = came, sent.worked
-        return returned, done
+    def _in_two_parts(self, start: Times, base: Times | int, wave: Wave) -> Times:
+        """Return the ends where GPUs sum the intermediates x A between the two parts of the products."""
+        first, second = self._waves
+        every = range(len(self._lora))
+        there, free = first.play(start, wave, every, base)
+        sums = [self._machine.times.all_reduce_ps(middle_bytes(g, wave.rows, wave.ranks)) for g in self._lora]
+        again = there + np.array(sums, dtype=np.int64)
+        done, after = second.play(np.maximum(free - again, 0), wave, every)
+        return np.asarray(again + np.maximum(done, after))
 
     def _query(self, work: ModelWork, rows: int, stored: int) -> tuple[int, int]:
         """Link time down and up of a device's exchange for `rows` requests; it keeps `stored` newest tokens."""

@@ -26,7 +26,8 @@ class GpuTimes:
     ``roofline`` is the slower of HBM and arithmetic at their stated rates, with no constants, as the
     paper counts. ``calibrated`` takes `plora.sim.hardware.kernels`. No grouped adapter kernel was
     measured: adapters in HBM take one shrink and one expand kernel a group, with their measured
-    constants, and stream at the rate that large matrices reach.
+    constants, and stream at the rate that large matrices reach. Routed experts may be spread over
+    `expert_parallel` such GPUs, each of which serves requests of its own.
     """
 
     gpu: Gpu
@@ -34,6 +35,7 @@ class GpuTimes:
     mode: GpuMode
     gpus: int
     fabric: Link
+    expert_parallel: int = 1
 
     @cached_property
     def hbm_ps(self) -> float:
@@ -47,13 +49,18 @@ class GpuTimes:
         share = 1.0 if self.mode == "roofline" else kernels.calibration(self.gpu).gemm.compute_efficiency
         return PS_PER_S / (self.gpu.fp16_tflops * 1e12 * share)
 
-    def base_ps(self, group: str, tokens: int, weight_bytes: int, flops: float) -> int:
-        """Time of the base model's kernels of one group for `tokens` tokens."""
+    def base_ps(self, group: str, tokens: int, weight_bytes: int, flops: float, everyone: int | None = None) -> int:
+        """Time of the base model's kernels of one group for `tokens` tokens.
+
+        `everyone` counts the tokens of all GPUs that share the experts; by default they are alike.
+        """
         if self.mode == "roofline":
             return max(duration_ps(weight_bytes, self.hbm_ps), duration_ps(flops, self.flop_ps))
-        return round(PS_PER_NS * self._calibrated_base_ns(group, tokens))
+        if everyone is None:
+            everyone = tokens * self.expert_parallel
+        return round(PS_PER_NS * self._calibrated_base_ns(group, tokens, everyone))
 
-    def _calibrated_base_ns(self, group: str, tokens: int) -> float:
+    def _calibrated_base_ns(self, group: str, tokens: int, everyone: int) -> float:
         model, gpus = self.model, self.gpus
         hidden, size = model.hidden_size, model.weight_bytes
 
@@ -76,19 +83,37 @@ class GpuTimes:
             return passes(4 * hidden) + gemm(2 * dense, hidden)
         if group == "mlp_mid":
             return passes(3 * dense) + gemm(hidden, dense)
-        assert group == "experts" and model.moe is not None
-        # One fused kernel does gate, up and down of the routed experts; the router goes with it.
-        total = passes(4 * hidden) + gemm(model.moe.num_experts, hidden)
+        # One fused kernel does gate, up and down of the routed experts; the router goes with it. Where
+        # adapters come between, its matrices take their share of its time.
+        share = {"experts": 1.0, "experts_in": 2 / 3, "experts_mid": 1 / 3}[group]
+        return share * self._calibrated_experts_ns(tokens, everyone)
+
+    def _calibrated_experts_ns(self, tokens: int, everyone: int) -> float:
+        model, gpus, size = self.model, self.gpus, self.model.weight_bytes
+        hidden, spread = model.hidden_size, self.expert_parallel
+        assert model.moe is not None
+
+        def gemm(n: float, k: float) -> float:
+            return kernels.gemm_ns(self.gpu, tokens, n, k, "calibrated", weight_bytes=size)
+
+        total = kernels.elementwise_ns(self.gpu, kernels.FP16_BYTES * tokens * 4 * hidden, "calibrated")
+        total += gemm(model.moe.num_experts, hidden)
         total += kernels.moe_ns(
             self.gpu,
-            tokens,
+            everyone,
             hidden=hidden,
             inter=model.moe.expert_intermediate_size / gpus,
             top_k=model.moe.experts_per_token,
-            distinct=expected_distinct_experts(model.moe.num_experts, model.moe.experts_per_token, tokens),
+            distinct=expected_distinct_experts(model.moe.num_experts, model.moe.experts_per_token, everyone) / spread,
             mode="calibrated",
             weight_bytes=model.expert_weight_bytes,
+            sharded=gpus > 1 or spread > 1,
+            routed=everyone * model.moe.experts_per_token / spread,
         )
+        if spread > 1:
+            # Everybody's tokens are gathered before the experts and their results scattered after.
+            message = kernels.FP16_BYTES * everyone * hidden
+            total += 2 * kernels.exchange_ns(self.gpu, self.fabric, message, spread, "calibrated")
         if model.moe.shared_expert_intermediate_size:
             shared = model.moe.shared_expert_intermediate_size / gpus
             total += gemm(2 * shared, hidden) + gemm(hidden, shared)

@@ -19,8 +19,13 @@ from plora.sim.llm.shapes import (
 )
 from plora.sim.system.gputime import GpuTimes
 
-ROW_PARALLEL = ("attention_out", "mlp_mid", "experts")
+ROW_PARALLEL = ("attention_out", "mlp_mid", "experts", "experts_mid")
 """Groups whose matrices are split by rows over GPUs, so that their outputs have to be summed."""
+
+AdapterWave = Literal["sharded", "naive"]
+"""How adapters follow tensor parallelism (the paper, section VIII, finding 5). ``naive``: as the base
+weights, so that every GPU exchanges whole inputs or whole outputs with its pool. ``sharded``: A by
+rows, an all-reduce of the rank-wide intermediate, B by columns."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,9 @@ class Group:
         name: the activation they share.
         input_dim: D1, width of x.
         output_dims: D2 of each matrix that adapters touch; empty if none.
+        experts: copies of each matrix, of which a token uses `used`: 1 and 1 unless routed.
+        own_inputs: whether every (token, expert) pair has an input of its own (the experts' down
+            projection) or all experts of a token share its x.
         weight_bytes: base weights that one pass of a batch reads.
         flops_per_token: of the base weights.
         base_ps: GPU time of the base weights for the batch.
@@ -42,6 +50,18 @@ class Group:
     weight_bytes: int
     flops_per_token: float
     base_ps: int
+    experts: int = 1
+    used: int = 1
+    own_inputs: bool = False
+
+    def touched(self, rows: int) -> float:
+        """Return how many copies of an adapter's matrices `rows` tokens are expected to use."""
+        return 1.0 if self.experts == 1 else expected_distinct_experts(self.experts, self.used, rows)
+
+    @property
+    def inputs(self) -> int:
+        """Inputs x of one token."""
+        return self.used if self.own_inputs else 1
 
     @property
     def a_columns(self) -> int:
@@ -117,6 +137,16 @@ class ModelWork:
         return sum(kind.count for kind in self.kinds)
 
     @property
+    def rank_bytes(self) -> int:
+        """Bytes of an adapter's matrices on one GPU, and in its pool, per unit of rank."""
+        return 2 * sum(k.count * g.experts * (g.a_columns + g.b_columns) for k in self.kinds for g in k.lora_groups)
+
+    @property
+    def token_bytes(self) -> float:
+        """Keys and values of one token over all layers, on one GPU or in its pool."""
+        return self.kv_token_bytes * self.layers
+
+    @property
     def weight_bytes(self) -> int:
         """Weights that the step reads."""
         return sum(kind.count * sum(g.weight_bytes for g in kind.groups) for kind in self.kinds) + self.head_bytes
@@ -132,6 +162,7 @@ class WorkOptions:
             ``active`` ones, the paper's idealisation.
         kv_dtype, kv_scales: type of the KV cache, and whether integer types carry scales.
         lora_scope, adapter_shape: which matrices adapters touch, and of what shape they are.
+        adapter_wave: how adapters are split over several GPUs.
     """
 
     weights: WeightsMode | None = None
@@ -140,14 +171,18 @@ class WorkOptions:
     kv_scales: bool = False
     lora_scope: LoraScope = "all"
     adapter_shape: AdapterShape = "true"
+    adapter_wave: AdapterWave = "sharded"
 
 
-def _members(model: ModelConfig, moe_layer: bool) -> dict[str, list[Projection]]:
-    """Return the matrices of one layer by group, in order."""
+def _members(model: ModelConfig, moe_layer: bool, scope: LoraScope) -> dict[str, list[Projection]]:
+    """Return the matrices of one layer by group, in order; experts are one fused kernel unless adapters touch them."""
     groups: dict[str, list[Projection]] = {}
     for projection in projections(model, moe_layer=moe_layer):
-        in_experts = moe_layer and not projection.input_id.startswith("attention")
-        groups.setdefault("experts" if in_experts else projection.input_id, []).append(projection)
+        name = projection.input_id
+        if moe_layer and not name.startswith("attention"):
+            last = "experts_mid" if name.endswith("mid") else "experts_in"
+            name = last if scope == "all-experts" else "experts"
+        groups.setdefault(name, []).append(projection)
     return groups
 
 
@@ -166,12 +201,15 @@ def model_work(model: ModelConfig, tokens: int, times: GpuTimes, options: WorkOp
     parameters, each group gets its exact share of them.
 
     Raises:
-        UserError: adapters on routed experts, which this model does not cover, or heads that do not
-            divide over the GPUs.
+        UserError: adapters on routed experts beside a shared one, which this model does not cover, or
+            heads that do not divide over the GPUs.
     """
     gpus = times.gpus
-    if options.lora_scope == "all-experts" and model.moe is not None:
-        raise UserError("adapters on all experts are not covered by system runs; use lora_scope all or attention")
+    if options.lora_scope == "all-experts" and model.moe and model.moe.shared_expert_intermediate_size:
+        raise UserError(
+            f"{model.name} has a shared expert: adapters on routed experts beside one are not covered; "
+            "use lora_scope attention"
+        )
     if model.num_attention_heads % gpus or (model.num_key_value_heads % gpus and gpus % model.num_key_value_heads):
         raise UserError(
             f"{model.name} has {model.num_attention_heads} query and {model.num_key_value_heads} key/value heads, "
@@ -187,21 +225,26 @@ def model_work(model: ModelConfig, tokens: int, times: GpuTimes, options: WorkOp
 
     def group(name: str, members: list[Projection], moe_layer: bool) -> Group:
         targets = lora_targets(model, options.lora_scope, options.adapter_shape, moe_layer=moe_layer)
-        mine = [t for t in targets if t.input_id == name]
+        mine = [t for t in targets if t.input_id == name.replace("experts", "mlp")]
         weight_bytes, flops = 0.0, 0.0
         for member in members:
             routed = member.experts > 1
             weight_bytes += member.weight_bytes * (touched if routed else 1) / member.experts
             used = model.moe.experts_per_token if routed and model.moe else 1
             flops += 2.0 * member.parameters / member.experts * used
-        # Sharded as the base weights are: outputs of q, k, v, gate and up by column, inputs of o and down by row.
+        # Base weights: outputs of q, k, v, gate and up by column, inputs of o and down by row.
         by_row = name in ROW_PARALLEL
+        sharded = options.adapter_wave == "sharded"
         width = mine[0].input_dim if mine else members[0].input_dim
+        copies = mine[0].copies if mine else 1
         size = round(weight_bytes * scale)
         return Group(
             name=name,
-            input_dim=-(-width // gpus) if by_row else width,
-            output_dims=tuple(t.output_dim if by_row else -(-t.output_dim // gpus) for t in mine),
+            input_dim=-(-width // gpus) if by_row or sharded else width,
+            output_dims=tuple(t.output_dim if by_row and not sharded else -(-t.output_dim // gpus) for t in mine),
+            experts=copies,
+            used=mine[0].copies_per_token if mine else 1,
+            own_inputs=copies > 1 and by_row,
             weight_bytes=size,
             flops_per_token=flops / gpus,
             base_ps=times.base_ps(name, tokens, size, flops / gpus * tokens),
@@ -209,7 +252,9 @@ def model_work(model: ModelConfig, tokens: int, times: GpuTimes, options: WorkOp
 
     kinds = []
     for moe_layer, count in ((False, model.dense_layers), (True, moe_layers)):
-        made = [group(n, m, moe_layer) for n, m in _members(model, moe_layer).items()] if count else []
+        made = (
+            [group(n, m, moe_layer) for n, m in _members(model, moe_layer, options.lora_scope).items()] if count else []
+        )
         # Sliding and full attention alternate whatever the MLP is; only their number matters.
         sliding = round(count * model.sliding_layers / model.num_hidden_layers) if model.sliding_window else 0
         for window, number in ((None, count - sliding), (model.sliding_window, sliding)):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from plora.sim.system.engine import TaskGraph
 from plora.sim.system.layers import ROW_PARALLEL, Group, LayerKind
 from plora.sim.system.machine import Machine
 from plora.sim.system.tasks import Builder, Load, Setting, tiles
-from plora.sim.system.work import E1, E2, E3, E4
+from plora.sim.system.work import E1, E2, E3, E4, IntArray
 
 
 @dataclass(frozen=True)
@@ -24,30 +26,69 @@ class JobBytes:
     gpu_flops: int
 
 
-def lora_job(machine: Machine, group: Group, rows: int, rank: int, strategy: int) -> JobBytes:
+class Part(Enum):
+    """How much of an adapter's product one exchange does: x A B, or, where the intermediate m = x A is summed
+    over GPUs in between, x A first and m B second."""
+
+    WHOLE = 0
+    FIRST = 1
+    SECOND = 2
+
+    @property
+    def kernels(self) -> float:
+        """Share of a shrink and an expand kernel that this part starts."""
+        return 1.0 if self is Part.WHOLE else 0.5
+
+    @property
+    def served_as(self) -> tuple[int, int, int, int]:
+        """By strategy, the one whose course of events this part has.
+
+        x A under E4 comes back as a result of E3 does; m B under E2 and E4 needs nothing but the GPU.
+        """
+        return {Part.WHOLE: (E1, E2, E3, E4), Part.FIRST: (E1, E2, E3, E3), Part.SECOND: (E1, E1, E3, E1)}[self]
+
+
+def lora_job(machine: Machine, group: Group, rows: int, rank: int, strategy: int, part: Part = Part.WHOLE) -> JobBytes:
     """Return the demand of one adapter on one group (the paper, Table IV, with x sent once a group).
 
     The link carries payload, descriptors, flags and polls, and the messages in the other direction
-    that each transfer causes.
+    that each transfer causes. On routed experts an adapter has matrices for each; those that the rows
+    are expected to touch are read.
     """
-    a, b, count = group.a_columns, group.b_columns, len(group.output_dims)
-    wire, flag = machine.wire, machine.flag_bytes
+    count, wire, flag = len(group.output_dims), machine.wire, machine.flag_bytes
+    touched, pairs = group.touched(rows), rows * group.used
+    first, second = part is not Part.SECOND, part is not Part.FIRST
+    a = round(2 * rank * group.a_columns * touched) if first else 0
+    b = round(2 * rank * group.b_columns * touched) if second else 0
+    a_flops = 2 * pairs * rank * group.a_columns if first else 0
+    b_flops = 2 * pairs * rank * group.b_columns if second else 0
     if strategy == E1:
-        return JobBytes(0, 0, 0, 0, 2 * rank * (a + b), 2 * rows * rank * (a + b))
+        return JobBytes(0, 0, 0, 0, a + b, a_flops + b_flops)
     if strategy == E2:
-        down, up = wire.read(2 * rank * (a + b))
-        return JobBytes(float(down), float(up), 2 * rank * (a + b), 0, 0, 2 * rows * rank * (a + b))
-    descriptors = count * tiles(rank, group.input_dim)
-    if strategy == E3:
-        descriptors += sum(tiles(rank, width) for width in group.output_dims)
-        result, dram, flops, hbm, gpu_flops = 2 * rows * b, 2 * rank * (a + b), 2 * rows * rank * (a + b), 0, 0
-    else:
-        assert strategy == E4
-        result, dram, flops = 2 * rows * rank * count, 2 * rank * a, 2 * rows * rank * a
-        hbm, gpu_flops = 2 * rank * b, 2 * rows * rank * b
-    sent = wire.write(2 * rows * group.input_dim + descriptors * machine.descriptor_bytes)
+        if part is Part.SECOND:
+            return JobBytes(0, 0, 0, 0, 0, b_flops)
+        # Both matrices come at once.
+        size = a + round(2 * rank * group.b_columns * touched)
+        down, up = wire.read(size)
+        return JobBytes(float(down), float(up), size, 0, 0, a_flops + b_flops)
+    if strategy == E4 and part is Part.SECOND:
+        return JobBytes(0, 0, 0, 0, b, b_flops)
+    a_tiles, b_tiles = count * tiles(rank, group.input_dim), sum(tiles(rank, width) for width in group.output_dims)
+    middle = 2 * pairs * rank * count
+    on_device = second and strategy == E3
+    descriptors = math.ceil(touched * (a_tiles * first + b_tiles * on_device))
+    operand = 2 * rows * group.inputs * group.input_dim if first else middle
+    result = 2 * pairs * group.b_columns if on_device else middle
+    hbm, gpu_flops = (b, b_flops) if second and strategy == E4 else (0, 0)
+    sent = wire.write(operand + descriptors * machine.descriptor_bytes)
     got = wire.read(result + flag)
+    dram, flops = (a + b, a_flops + b_flops) if on_device else (a, a_flops)
     return JobBytes(float(sent[0] + got[0]), float(sent[1] + got[1]), dram, flops, hbm, gpu_flops)
+
+
+def middle_bytes(group: Group, rows: IntArray, ranks: IntArray) -> int:
+    """Return the bytes of all adapters' intermediates m = x A of one group, which GPUs sum."""
+    return 2 * group.used * len(group.output_dims) * int((rows * ranks).sum())
 
 
 def add_group(
@@ -62,46 +103,69 @@ def add_group(
         ends.append(make.launch(1 / kind.phases, start, f"{name} launches"))
     if group.output_dims and len(load.serving):
         share = {"adapter-layer": 1 / len(kind.lora_groups), "adapter-matrix": float(len(group.output_dims))}
-        ends += _wave(Builder(graph, setting, "lora"), group, load, start, base, share.get(launch.per), name)
+        ends += _adapters(Builder(graph, setting, "lora"), group, load, start, base, share.get(launch.per), name)
     if setting.machine.gpus > 1 and group.name in ROW_PARALLEL:
-        ends = [make.all_reduce(rows, ends, f"{name} all-reduce")]
+        ends = [make.all_reduce(2 * rows * setting.work.hidden_size, ends, f"{name} all-reduce")]
     return ends
 
 
-def _wave(
+def _adapters(
     make: Builder, group: Group, load: Load, start: Sequence[int], base: int, launch_share: float | None, name: str
 ) -> list[int]:
-    """Add every adapter of the batch. Adapters in HBM share one pair of kernels unless each is launched."""
+    """Add the products of every adapter of the batch, and the kernel that adds what came back."""
+    if make.setting.machine.sharded_waves:
+        # A by rows leaves partial intermediates on every GPU: they are summed before B, which is split by columns.
+        first = _wave(make, group, load, start, base, launch_share, f"{name} A", Part.FIRST)
+        message = middle_bytes(group, load.serving.rows, load.serving.ranks)
+        summed = make.all_reduce(message, first, f"{name} lora all-reduce")
+        ends = _wave(make, group, load, [summed], base, None, f"{name} B", Part.SECOND)
+    else:
+        ends = _wave(make, group, load, start, base, launch_share, name, Part.WHOLE)
+    far = bool((load.placement.strategies != E1).any())
+    added = make.setting.machine.times.merge_ps(0) if far else 0
+    return [make.gpu(added, 0, [*ends, base], f"{name} lora add")] if added else ends
+
+
+def _wave(
+    make: Builder,
+    group: Group,
+    load: Load,
+    start: Sequence[int],
+    base: int,
+    launch_share: float | None,
+    name: str,
+    part: Part,
+) -> list[int]:
+    """Add one part of every adapter's product. Adapters in HBM share one pair of kernels unless each is launched."""
     setting, served = make.setting, load.serving
     machine, times = setting.machine, setting.machine.times
     launch_after = [base] if setting.spec.launch.blocking else start
     own_kernels = 0.0 if launch_share is None else min(1.0, launch_share)
     ends: list[int] = []
-    fused_bytes, fused_flops = 0, 0
-    far = False
+    fused_bytes, fused_flops, fused = 0, 0, False
     columns = (served.ids, served.rows, served.ranks, served.devices, load.placement.strategies)
     for adapter, rows, rank, device, strategy in zip(*(c.tolist() for c in columns), strict=True):
         label = f"{name} lora {adapter}"
-        job = lora_job(machine, group, rows, rank, strategy)
+        job = lora_job(machine, group, rows, rank, strategy, part)
         ready = start if launch_share is None else [make.launch(launch_share, launch_after, f"{label} launch")]
-        if strategy == E1:
+        course = part.served_as[strategy]
+        if course == E1:
             if launch_share is None:
-                fused_bytes, fused_flops = fused_bytes + job.hbm, fused_flops + job.gpu_flops
+                fused_bytes, fused_flops, fused = fused_bytes + job.hbm, fused_flops + job.gpu_flops, True
             else:
                 ends.append(make.gpu(times.lora_ps(job.hbm, job.gpu_flops, own_kernels), job.hbm, ready, label))
             continue
-        far = True
-        computes = strategy != E2
+        computes = course != E2
         sent = make.down(device, job.down_wire, ready, f"{label} down", command=computes)
         worked = make.device(device, job.dram, job.far_flops, [sent], f"{label} device", computes=computes)
         # Under E2 the link streams what the device reads, at the same time.
         returned = make.up(device, job.up_wire, [worked if computes else sent], f"{label} up")
-        if strategy == E3:
+        if course == E3:
             ends.append(returned)
         else:
             time = times.lora_ps(job.hbm, job.gpu_flops, own_kernels)
             ends.append(make.gpu(time, job.hbm, [returned] if computes else [returned, worked], f"{label} gpu"))
-    if fused_bytes:
-        ends.append(make.gpu(times.lora_ps(fused_bytes, fused_flops, 1.0), fused_bytes, start, f"{name} lora in HBM"))
-    added = times.merge_ps(0) if far else 0
-    return [make.gpu(added, 0, [*ends, base], f"{name} lora add")] if added else ends
+    if fused:
+        time = times.lora_ps(fused_bytes, fused_flops, part.kernels)
+        ends.append(make.gpu(time, fused_bytes, start, f"{name} lora in HBM"))
+    return ends

@@ -13,6 +13,7 @@ from plora.sim.llm.config import ModelConfig
 from plora.sim.system.clock import PS_PER_NS, PS_PER_US, ps_per_unit
 from plora.sim.system.costs import Costs
 from plora.sim.system.gputime import GpuTimes
+from plora.sim.system.layers import AdapterWave
 from plora.sim.system.spec import SystemSpec
 from plora.sim.system.wire import Wire, wire_of
 
@@ -27,8 +28,11 @@ class Machine:
 
     Attributes:
         times: the GPU's kernels.
-        hbm_budget_bytes: HBM of all GPUs less their reserves.
-        far_devices: memory devices behind the link (1 for a host, 0 for none).
+        sharded_waves: whether adapters are computed in two parts, with a sum over GPUs between them.
+        hbm_budget_bytes: HBM of one GPU less its reserve.
+        far_devices: memory devices behind the link of one GPU (1 for a host, 0 for none); every GPU has
+            as many of its own.
+        far_capacity_bytes: of one GPU's devices.
         down, up: names of the link resources by device; devices that share a port share a name.
         multicast: whether a query is sent once for all devices.
         far_dram_ps, far_flop_ps: of one device; `far_flop_ps` is 0 where nothing computes there.
@@ -41,6 +45,7 @@ class Machine:
     gpus: int
     times: GpuTimes
     launch_ps: int
+    sharded_waves: bool
     hbm_budget_bytes: int
     far_devices: int
     far_dram_ps: float
@@ -81,6 +86,8 @@ def build_machine(
     link_sharing: LinkSharing,
     costs: Costs,
     kv_dtype: str,
+    adapter_wave: AdapterWave = "sharded",
+    expert_parallel: int = 1,
 ) -> Machine:
     """Resolve the hardware of `spec`.
 
@@ -110,12 +117,14 @@ def build_machine(
     flop_ps = ps_per_unit(tflops * 1e12, "ndp_tflops") if tflops > 0 else 0.0
     launch = spec.launch.time_us * PS_PER_US if spec.launch.time_us is not None else gpu.kernel_launch_ns * PS_PER_NS
     one_way = round(link.one_way_latency_ns * PS_PER_NS)
+    sharded = spec.gpus.count > 1 and adapter_wave == "sharded"
     wait = costs.number("completion_one_ways") * one_way + costs.number("poll_interval_ns") / 2 * PS_PER_NS
     return Machine(
         gpus=spec.gpus.count,
-        times=GpuTimes(gpu, model, costs.gpu_mode, spec.gpus.count, fabric),
+        times=GpuTimes(gpu, model, costs.gpu_mode, spec.gpus.count, fabric, expert_parallel),
         launch_ps=round(launch),
-        hbm_budget_bytes=int((gpu.hbm_bytes - gpu.reserve_bytes) * spec.gpus.count),
+        sharded_waves=sharded,
+        hbm_budget_bytes=int(gpu.hbm_bytes - gpu.reserve_bytes),
         far_devices=count,
         far_dram_ps=ps_per_unit(rate * 1e9, "device dram_gb_per_s"),
         far_flop_ps=flop_ps,
@@ -133,7 +142,7 @@ def build_machine(
         wire=wire_of(link, costs.protocol),
         descriptor_bytes=int(costs.number("descriptor_bytes")),
         flag_bytes=int(costs.number("flag_bytes") * (1 + costs.number("polls"))),
-        layer_round_trips=costs.number("layer_round_trips"),
+        layer_round_trips=costs.number("layer_round_trips") + sharded * costs.number("wave_round_trips"),
         expose_transfers=costs.expose_transfers,
         return_chunks=costs.return_chunks,
     )

@@ -68,7 +68,8 @@ def system_result(run: DecodeRun) -> dict[str, Any]:
             "kv_cache": run.hbm.kv,
         },
         "fits_in_hbm": run.hbm.fits,
-        "far_bytes": {"capacity": run.machine.far_capacity_bytes, "used": run.far_bytes},
+        "gpus": run.machine.gpus,
+        "far_bytes": {"capacity": run.machine.far_capacity_bytes * run.machine.gpus, "used": run.far_bytes},
         "link": {"name": run.machine.link_name if run.machine.has_far else None, "sharing": run.machine.link_sharing},
     }
 
@@ -95,6 +96,8 @@ def config_of(resolved: Resolved) -> dict[str, Any]:
         "preset": resolved.preset,
         "link_sharing": options.link_sharing,
         "kv_cache_dtype": options.kv_cache_dtype,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "adapter_wave": options.adapter_wave,
         "sub_batches": options.sub_batches,
         "lora_scope": options.lora_scope,
         "adapter_shape": options.adapter_shape,

@@ -147,8 +147,7 @@ class Builder:
         time = round(self.setting.spec.launch.count * self.setting.machine.launch_ps * share)
         return self.graph.add(HOST, time, after, kind="launch", limit=HOST_LIMIT, label=label)
 
-    def all_reduce(self, rows: int, after: Sequence[int], label: str) -> int:
-        """Sum one row of the residual stream for each of `rows` requests over the GPUs."""
-        message = 2 * rows * self.setting.work.hidden_size
-        time = self.setting.machine.times.all_reduce_ps(message)
-        return self.graph.add(FABRIC, time, after, moved_bytes=message, kind="base", limit=FABRIC_LIMIT, label=label)
+    def all_reduce(self, message_bytes: int, after: Sequence[int], label: str) -> int:
+        """Sum `message_bytes` over the GPUs."""
+        time, moved = self.setting.machine.times.all_reduce_ps(message_bytes), message_bytes
+        return self.graph.add(FABRIC, time, after, moved_bytes=moved, kind=self.kind, limit=FABRIC_LIMIT, label=label)

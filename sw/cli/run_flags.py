@@ -27,6 +27,8 @@ _DIRECT = (
     "link",
     "link_sharing",
     "kv_cache_dtype",
+    "tensor_parallel_size",
+    "adapter_wave",
     "sub_batches",
     "lora_scope",
     "adapter_shape",
@@ -47,8 +49,19 @@ def add_system_flags(parser: CommandParser) -> None:
         help="overheads: those the paper charges, or all (default: priced with dependency, paper with the others)",
     )
     add("--gpu", metavar="NAME", help="GPU (default: h100-sxm)")
+    add(
+        "--tensor-parallel-size",
+        type=int,
+        metavar="N",
+        help="GPUs that share every matrix and head, each with a pool of its own (default: the system's)",
+    )
+    add(
+        "--adapter-wave",
+        choices=("sharded", "naive"),
+        help="adapters over several GPUs: split as their waves need it (default), or as the base weights are",
+    )
     add("--device", metavar="NAME", help="memory device (default: plora)")
-    add("--num-devices", type=int, metavar="N", help="memory devices (default: 4)")
+    add("--num-devices", type=int, metavar="N", help="memory devices of each GPU (default: 4)")
     add("--link", metavar="NAME", help="link to the devices (default: cxl3.1-x16)")
     add("--link-gb-per-s", type=float, metavar="X", help="rate of that link per direction")
     add("--link-latency-ns", type=float, metavar="X", help="one-way latency of that link")
@@ -58,7 +71,11 @@ def add_system_flags(parser: CommandParser) -> None:
         help="all devices behind one port of the GPU (default), or a port each",
     )
     add("--kv-cache-dtype", choices=("fp16", "bf16", "int8", "int4"), help="type of the KV cache (default: fp16)")
-    add("--lora-scope", choices=("all", "attention"), help="matrices that adapters touch (default: all)")
+    add(
+        "--lora-scope",
+        choices=("all", "attention", "all-experts"),
+        help="matrices that adapters touch; all leaves routed experts out (default: all)",
+    )
     add("--adapter-shape", choices=("true", "square"), help="square counts every matrix hidden x hidden, as the paper")
     add("--experts", choices=("expected", "active"), help="experts a batch reads: those it touches, or one token's")
     add("--seed", type=int, metavar="N", help="seed of ranks, adapters and lengths (default: 0)")

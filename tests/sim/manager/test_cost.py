@@ -78,6 +78,23 @@ def test_cached_bytes_count_both_matrices_for_e1_and_b_for_e4() -> None:
     assert model.cached_per_rank == (2 * 4 * 500, 0, 0, 2 * 4 * 200)
 
 
+def test_adapters_on_experts_stream_what_is_touched_beside_dense_groups() -> None:
+    experts = GroupCost(4, 0.0, 100, 300, 200, 3, 0.0, experts=8, used=2, inputs=1)
+    both, dense = (CostModel(groups, RATES, 2, "dependency") for groups in ([GROUP, experts], [GROUP]))
+    touched = 8 * (1 - 0.75**ROWS)
+    time = [float(m.times(m.vector(ROWS, RANK, 1)[:, :1], NO_ATTENTION, np.array([0.0]))[0][0]) for m in (both, dense)]
+    assert time[0] - time[1] == close(4 * 2 * RANK * touched * 500)
+    assert both.cached_per_rank[0] == 2 * 4 * (500 + 8 * 500)
+
+
+def test_a_sum_between_the_parts_of_a_wave_costs_its_time_and_an_exchange_of_the_intermediate() -> None:
+    fast = Rates(1, 0, 0.001, 0, 20, 25, 0, 0, 0, 1000)
+    group = GroupCost(4, 0.0, 100, 300, 200, 3, 0.0)
+    whole, parts = (CostModel([group], fast, 1, "dependency", between=b) for b in (None, 300.0))
+    up = [float(m.times(m.vector(ROWS, RANK, 0)[:, 2:3], NO_ATTENTION, np.array([0.0]))[0][0]) for m in (whole, parts)]
+    assert up[1] - up[0] == close(4 * (300 + 2 * 3 * ROWS * RANK * 25))
+
+
 @given(st.floats(0, 50), st.floats(0, 50), st.floats(1, 100), st.floats(1.2, 6), st.floats(0, 50), st.floats(1, 200))
 def test_attention_balances_hbm_against_the_devices(
     base: float, floor: float, slope: float, sharpness: float, far_base: float, far_device: float

@@ -83,6 +83,8 @@ def test_results_state_every_number_that_went_in() -> None:
         ({"workload": "nowhere.csv"}, "nowhere.csv"),
         ({"systems": ()}, "no system named"),
         ({"device": "cxl-expander"}, "has no ndp_tflops"),
+        ({"tensor_parallel_size": 0}, "tensor parallel size is 0|gpus.count is 0"),
+        ({"tensor_parallel_size": 3}, "do not divide over 3 GPUs"),
     ],
 )
 def test_bad_choices_are_refused_in_one_line(choices: dict[str, Any], message: str) -> None:
@@ -90,6 +92,31 @@ def test_bad_choices_are_refused_in_one_line(choices: dict[str, Any], message: s
         resolved = resolve(RunOptions(**choices))
         decode_run(resolved, resolved.systems[0])
     assert "\n" not in str(caught.value)
+
+
+def test_tensor_parallel_gpus_share_weights_and_each_has_a_pool_of_its_own() -> None:
+    run = decoded("plora", model="llama3.1-70b", tensor_parallel_size=4)
+    assert system_result(run)["far_bytes"]["capacity"] == 4 * 4 * 512e9
+    assert run.hbm.budget == 4 * 76e9
+    one = decoded("plora", model="llama3-8b")
+    four = decoded("plora", model="llama3-8b", tensor_parallel_size=4)
+    assert four.step_ps.mean() < one.step_ps.mean()
+    naive = decoded("plora", model="llama3-8b", tensor_parallel_size=4, adapter_wave="naive")
+    assert naive.far_bytes > four.far_bytes, "halves of matrices are replicated"
+
+
+def test_one_gpu_is_the_same_whatever_the_wave() -> None:
+    sharded, naive = (decoded("plora", adapter_wave=w).step_ps.tolist() for w in ("sharded", "naive"))
+    assert sharded == naive
+
+
+@pytest.mark.parametrize("composition", ["dependency", "overlap", "additive"])
+def test_adapters_on_routed_experts_cost_more_than_those_on_attention(composition: str) -> None:
+    choices = {"model": "mixtral-8x7b", "tensor_parallel_size": 2, "num_adapters": 40, "composition": composition}
+    attention, experts = (decoded("plora", lora_scope=s, **choices) for s in ("attention", "all-experts"))
+    assert experts.step_ps.mean() >= attention.step_ps.mean()
+    assert experts.demand.busy_ps["dev0"] > 2 * attention.demand.busy_ps["dev0"]
+    assert experts.far_bytes > 10 * attention.far_bytes
 
 
 @pytest.mark.parametrize("system", ["plora", "all-hbm", "s-lora", "pure-cxl"])

@@ -13,16 +13,9 @@ from plora.sim.system.compose import StepModel, layer_phases, split
 from plora.sim.system.config import RunOptions, resolve
 from plora.sim.system.decode import setting_of
 from plora.sim.system.engine import TaskGraph, simulate
-from plora.sim.system.fastforward import (
-    FastPhases,
-    JobTable,
-    Wave,
-    can_fast_forward,
-    last_served,
-    served,
-    served_by_readiness,
-    served_in_turn,
-)
+from plora.sim.system.fastforward import FastPhases, can_fast_forward
+from plora.sim.system.fastwave import JobTable, Wave
+from plora.sim.system.served import last_served, served, served_by_readiness, served_in_turn
 from plora.sim.system.spec import STRATEGIES, bundled_systems
 from plora.sim.system.tasks import Load, Setting
 from plora.sim.system.work import Batch, Placement, serving
@@ -102,6 +95,24 @@ def test_it_does_so_for_any_batch_pool_and_port(
     seed: int, system: str, requests: int, devices: int, sharing: str, transfer: str
 ) -> None:
     choices = {"num_devices": devices, "link_sharing": sharing, "costs": {"q_transfer": transfer}}
+    setting = setting_for(system, requests, **choices)
+    check(setting, random_load(setting, np.random.default_rng(seed), requests, 300), 4)
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from(["plora", "nd-e3", "nd-e4", "pure-cxl-cached", "plora-nocxl", "cpu-lora-offload", "s-lora"]),
+    st.sampled_from([2, 4]),
+    st.sampled_from(["sharded", "naive"]),
+    st.integers(1, 12),
+    st.sampled_from([("llama3-8b", "all"), ("mixtral-8x7b", "all-experts")]),
+)
+def test_it_does_so_for_tensor_parallel_gpus_and_adapters_on_experts(
+    seed: int, system: str, gpus: int, wave: str, requests: int, of: tuple[str, str]
+) -> None:
+    model, scope = of
+    choices = {"model": model, "lora_scope": scope, "tensor_parallel_size": gpus, "adapter_wave": wave}
     setting = setting_for(system, requests, **choices)
     check(setting, random_load(setting, np.random.default_rng(seed), requests, 300), 4)
 

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from plora.hw.defs.errors import UserError
 from plora.sim.hardware.gpu import load_gpu
 from plora.sim.hardware.link import load_link
-from plora.sim.llm import bundled_models, decode_weight_bytes, load_model
+from plora.sim.llm import adapter_bytes, bundled_models, decode_weight_bytes, load_model
+from plora.sim.llm.config import parse_model
 from plora.sim.system.gputime import GpuTimes
 from plora.sim.system.layers import ModelWork, WorkOptions, model_work
+
+CONFIG = """{
+  "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 24,
+  "num_attention_heads": 16, "num_key_value_heads": 16, "intermediate_size": 5632, "moe_intermediate_size": 1408,
+  "shared_expert_intermediate_size": 5632, "num_experts": 60, "num_experts_per_tok": 4, "vocab_size": 151936
+}"""
 
 
 def work(model: str, tokens: int = 32, gpus: int = 1, mode: str = "roofline", **options: object) -> ModelWork:
@@ -37,8 +46,16 @@ def test_gpus_share_weights_heads_and_kv() -> None:
     assert 4 * four.attention_flops_per_token == one.attention_flops_per_token
 
 
-def test_adapters_are_sharded_as_the_weights_are() -> None:
-    before, after = (work("llama2-7b", gpus=g).kinds[0].groups for g in (1, 4))
+def test_a_sharded_wave_splits_the_rows_of_a_and_the_columns_of_b() -> None:
+    shapes = {g.name: (g.input_dim, g.output_dims) for g in work("llama2-7b", gpus=4).kinds[0].groups}
+    assert shapes["attention_in"] == (1024, (1024, 1024, 1024))
+    assert shapes["attention_out"] == (1024, (1024,))
+    assert shapes["mlp_mid"] == (2752, (1024,))
+    assert 4 * work("llama2-7b", gpus=4).rank_bytes == work("llama2-7b").rank_bytes
+
+
+def test_a_naive_wave_is_sharded_as_the_weights_are() -> None:
+    before, after = (work("llama2-7b", gpus=g, adapter_wave="naive").kinds[0].groups for g in (1, 4))
     shapes = {g.name: (g.input_dim, g.output_dims) for g in after}
     assert shapes["attention_in"] == (4096, (1024, 1024, 1024))
     assert shapes["attention_out"] == (1024, (4096,))
@@ -69,6 +86,24 @@ def test_heads_that_do_not_divide_are_refused() -> None:
         work("llama2-7b", gpus=3)
 
 
-def test_adapters_on_routed_experts_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match="all experts are not covered"):
-        work("mixtral-8x7b", lora_scope="all-experts")
+def test_adapters_on_routed_experts_come_between_the_matrices_of_the_fused_kernel() -> None:
+    whole, split = (
+        work("mixtral-8x7b", mode="calibrated"),
+        work("mixtral-8x7b", mode="calibrated", lora_scope="all-experts"),
+    )
+    (experts,) = [g for g in whole.kinds[0].groups if g.name == "experts"]
+    gate_up, down = [g for g in split.kinds[0].groups if g.name.startswith("experts")]
+    assert gate_up.base_ps + down.base_ps == pytest.approx(experts.base_ps, abs=2)
+    assert split.weight_bytes == whole.weight_bytes
+    assert (gate_up.input_dim, gate_up.output_dims) == (4096, (14336, 14336))
+    assert (down.input_dim, down.output_dims) == (14336, (4096,))
+    assert [(g.experts, g.used, g.inputs) for g in (gate_up, down)] == [(8, 2, 1), (8, 2, 2)]
+    assert split.rank_bytes == adapter_bytes(load_model("mixtral-8x7b"), 1, scope="all-experts")
+
+
+def test_adapters_beside_a_shared_expert_are_refused_by_name() -> None:
+    config = json.loads(CONFIG)
+    model = parse_model(config, name="qwen2-moe")
+    times = GpuTimes(load_gpu("h100-sxm"), model, "roofline", 1, load_link("nvlink4"))
+    with pytest.raises(UserError, match="qwen2-moe has a shared expert"):
+        model_work(model, 4, times, WorkOptions(lora_scope="all-experts"))

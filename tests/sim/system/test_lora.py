@@ -11,7 +11,7 @@ from plora.sim.system.config import RunOptions, resolve
 from plora.sim.system.decode import machine_of, setting_of
 from plora.sim.system.engine import TaskGraph
 from plora.sim.system.layers import Group
-from plora.sim.system.lora import JobBytes, add_group, lora_job
+from plora.sim.system.lora import JobBytes, Part, add_group, lora_job, middle_bytes
 from plora.sim.system.machine import Machine
 from plora.sim.system.tasks import Load, tiles
 from plora.sim.system.work import Batch, Placement, serving
@@ -54,6 +54,31 @@ def test_protocol_costs_come_on_top_of_the_payload(strategy: int) -> None:
     assert priced.down_wire > bare.down_wire
     assert priced.up_wire > bare.up_wire
     assert replace(priced, down_wire=0, up_wire=0) == replace(bare, down_wire=0, up_wire=0)
+
+
+@pytest.mark.parametrize("strategy", [0, 1, 2, 3])
+def test_both_parts_of_a_sharded_wave_do_the_work_of_the_whole(strategy: int) -> None:
+    on = machine("paper")
+    whole, first, second = (lora_job(on, QKV, ROWS, RANK, strategy, part) for part in Part)
+    for name in ("dram", "far_flops", "hbm", "gpu_flops"):
+        assert getattr(first, name) + getattr(second, name) == getattr(whole, name), name
+    middle = middle_bytes(QKV, np.array([ROWS]), np.array([RANK]))
+    assert middle == 2 * ROWS * RANK * 3
+    if strategy == 2:
+        assert (first.down_wire, first.up_wire) == (whole.down_wire, middle)
+        assert (second.down_wire, second.up_wire) == (middle, whole.up_wire)
+
+
+def test_adapters_on_experts_read_what_is_touched_and_exchange_every_pair() -> None:
+    gate_up = replace(QKV, experts=8, used=2)
+    down = replace(gate_up, own_inputs=True)
+    touched = 8 * (1 - 0.75**ROWS)
+    assert gate_up.touched(ROWS) == pytest.approx(touched)
+    one, two = (lora_job(machine("paper"), group, ROWS, RANK, 2) for group in (gate_up, down))
+    assert one.dram == two.dram == pytest.approx(touched * (A_BYTES + B_BYTES), abs=1)
+    assert (one.down_wire, two.down_wire) == (2 * ROWS * D, 2 * 2 * ROWS * D)
+    assert one.up_wire == two.up_wire == 2 * (2 * ROWS) * (D + 2048)
+    assert one.far_flops == 2 * job(2).far_flops
 
 
 def test_an_operand_above_the_20_bit_size_takes_a_second_descriptor() -> None:
