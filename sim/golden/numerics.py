@@ -36,6 +36,12 @@ FP16_NAN = 0x7E00
 FP16_OVERFLOW = 65520
 """Half way between the largest finite FP16 value and the next step: rounds to infinity, as all above."""
 
+SCORE_BITS = 22
+"""Bits of a score's mantissa."""
+SCORE_MIN_EXPONENT = -14
+SCORE_LIMIT = 65536
+"""Magnitudes from here on count as infinite scores."""
+
 _BLOCK = 1 << 15
 """Products made at a time by `gemm_grid`: they and their operands stay in a second-level cache."""
 
@@ -88,6 +94,26 @@ class Results(NamedTuple):
     """The result is NaN."""
     overflow: BoolArray
     """Finite operands left the range: a product beyond the grid, or a sum that rounds to infinity."""
+
+
+class Scores(NamedTuple):
+    """Sums as the softmax unit takes them, and their numeric flags, all of one shape.
+
+    The magnitude is ``mantissa * 2**(exponent + SCORE_MIN_EXPONENT - SCORE_BITS + 1)``, truncated toward
+    zero; below ``2**SCORE_MIN_EXPONENT`` the exponent is 0 and the mantissa has fewer bits, so that every
+    sum of the default grid is exact there.
+    """
+
+    mantissa: IntArray
+    """0 ... ``2**SCORE_BITS - 1``; 0 where infinite or NaN."""
+    exponent: IntArray
+    """0 ... 29; 0 where infinite or NaN."""
+    negative: BoolArray
+    infinite: BoolArray
+    """Infinite terms of one sign, or a magnitude of `SCORE_LIMIT` or more."""
+    nan: BoolArray
+    overflow: BoolArray
+    """Finite operands left the range: a product beyond the grid, or a sum of `SCORE_LIMIT` or more."""
 
 
 def _limbs(high: IntArray, low: IntArray) -> tuple[IntArray, IntArray]:
@@ -193,35 +219,54 @@ def _special_terms(x: Fp16Array, w: Fp16Array) -> tuple[BoolArray, BoolArray, Bo
     return nan, positive, negative
 
 
-def _bit_length(values: npt.NDArray[np.uint64]) -> IntArray:
-    top, bottom = (values >> np.uint64(32)).astype(np.float64), (values & np.uint64(0xFFFF_FFFF)).astype(np.float64)
+def _bit_length(values: IntArray) -> IntArray:
+    top, bottom = (values >> 32).astype(np.float64), (values & 0xFFFF_FFFF).astype(np.float64)
     # frexp of an integer below 2**53 gives its bit length, 0 for 0.
     return np.where(top > 0, np.frexp(top)[1] + 32, np.frexp(bottom)[1]).astype(np.int64)
 
 
-def grid_to_fp16(grid: Grid, accumulator: AccumulatorConfig) -> Results:
-    """Round sums to FP16: nearest, ties to even, subnormals kept, sign of the exact sum, a zero sum is +0.
+def _magnitude(grid: Grid) -> tuple[npt.NDArray[np.float64], BoolArray]:
+    """Return the magnitudes of sums in grid steps, and which are negative.
 
-    NaN terms, or infinite terms of both signs, give the NaN 0x7E00; infinite terms of one sign that
-    infinity.
+    Truncated to 53 bits, the last of them set where something was cut off ("round to odd"): rounding
+    that to anything of fewer than 52 bits is rounding the sum itself.
     """
     negative = grid.high < 0
     borrow = negative & (grid.low != 0)
     high = np.where(negative, -grid.high, grid.high) - borrow
     low = np.where(borrow, _LIMB - grid.low, grid.low)
-    # Compared on the high limb alone: the limit is a whole number of them, or far below one.
-    limit = FP16_OVERFLOW << -accumulator.lsb_exponent
-    too_large = (high > limit >> LIMB_BITS) | ((high == limit >> LIMB_BITS) & (low >= limit & ((1 << LIMB_BITS) - 1)))
-    magnitude = np.where(too_large, 0, high).astype(np.uint64) << np.uint64(LIMB_BITS) | low.astype(np.uint64)
-    coarsest_exact = FP16_MIN_EXPONENT - accumulator.lsb_exponent
-    drop = np.maximum(_bit_length(magnitude) - (FP16_FRACTION_BITS + 1), coarsest_exact)
-    shift = drop.astype(np.uint64)
-    kept = magnitude >> shift
-    rest = magnitude - (kept << shift)
-    half = np.where(drop > 0, np.uint64(1) << (np.maximum(drop, 1) - 1).astype(np.uint64), np.uint64(1))
-    kept += (rest > half) | ((rest == half) & (kept & np.uint64(1) == 1))
-    # The hidden bit of ``kept`` counts as one exponent step, and so does a carry out of the rounding.
-    bits = ((drop - coarsest_exact) << FP16_FRACTION_BITS) + kept.astype(np.int64)
+    # 62 bits at most, then 53.
+    cut = LIMB_BITS - np.clip(62 - _bit_length(high), 0, LIMB_BITS)
+    steps = high << LIMB_BITS - cut | low >> cut | (low & (np.int64(1) << cut) - 1 != 0)
+    excess = np.maximum(_bit_length(steps) - 53, 0)
+    steps = steps >> excess | (steps & (np.int64(1) << excess) - 1 != 0)
+    return np.ldexp(steps.astype(np.float64), cut + excess), negative
+
+
+def _exponent(magnitude: npt.NDArray[np.float64]) -> IntArray:
+    """Return floor(log2) of positive values; below all others for 0."""
+    fraction, exponent = np.frexp(magnitude)
+    return np.where(fraction > 0, exponent.astype(np.int64) - 1, np.iinfo(np.int32).min)
+
+
+def grid_to_fp16(grid: Grid, accumulator: AccumulatorConfig, offset: int | IntArray = 0) -> Results:
+    """Round sums to FP16: nearest, ties to even, subnormals kept, sign of the exact sum, a zero sum is +0.
+
+    NaN terms, or infinite terms of both signs, give the NaN 0x7E00; infinite terms of one sign that
+    infinity.
+
+    Args:
+        grid: the sums.
+        accumulator: their grid.
+        offset: what is rounded, once, is the sum times ``2**-offset``; broadcasts with the sums.
+    """
+    steps, negative = _magnitude(grid)
+    magnitude = np.ldexp(steps, accumulator.lsb_exponent - offset)
+    quantum = np.maximum(_exponent(magnitude) - FP16_FRACTION_BITS, FP16_MIN_EXPONENT)
+    # rint rounds ties to even. The hidden bit counts as one exponent step, and so does a carry out of the rounding.
+    too_large = magnitude >= FP16_OVERFLOW
+    kept = np.rint(np.ldexp(np.where(too_large, 0.0, magnitude), -quantum)).astype(np.int64)
+    bits = (quantum - FP16_MIN_EXPONENT << FP16_FRACTION_BITS) + kept
 
     any_infinity = grid.positive_infinity | grid.negative_infinity
     nan = grid.nan | (grid.positive_infinity & grid.negative_infinity)
@@ -230,6 +275,27 @@ def grid_to_fp16(grid: Grid, accumulator: AccumulatorConfig) -> Results:
     bits = np.where(nan, FP16_NAN, bits | sign.astype(np.int64) << 15)
     overflow = grid.clipped | (too_large & ~any_infinity & ~nan)
     return Results(bits.astype(np.uint16).view(np.float16), nan, overflow)
+
+
+def grid_to_scores(grid: Grid, accumulator: AccumulatorConfig) -> Scores:
+    """Truncate the magnitudes of sums to what the softmax unit takes, see `Scores`."""
+    steps, negative = _magnitude(grid)
+    magnitude = np.ldexp(steps, accumulator.lsb_exponent)
+    any_infinity = grid.positive_infinity | grid.negative_infinity
+    nan = grid.nan | (grid.positive_infinity & grid.negative_infinity)
+    too_large = magnitude >= SCORE_LIMIT
+    infinite = (any_infinity | too_large) & ~nan
+    exponent = np.maximum(_exponent(magnitude) - SCORE_MIN_EXPONENT, 0)
+    mantissa = np.ldexp(magnitude, SCORE_BITS - 1 - SCORE_MIN_EXPONENT - exponent).astype(np.int64)
+    special = infinite | nan
+    return Scores(
+        np.where(special, 0, mantissa),
+        np.where(special, 0, exponent),
+        np.where(any_infinity, grid.negative_infinity, negative) & ~nan,
+        infinite,
+        nan,
+        grid.clipped | (too_large & ~any_infinity & ~nan),
+    )
 
 
 def golden_gemm(x: Fp16Array, w: Fp16Array, accumulator: AccumulatorConfig) -> Results:

@@ -6,7 +6,7 @@ The numeric contract is in docs/numerics.md; its executable form is `plora.sim.g
 from __future__ import annotations
 
 from amaranth import Module, Signal
-from amaranth.hdl import Cat, Mux, unsigned
+from amaranth.hdl import Cat, Mux, ShapeLike, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -15,7 +15,7 @@ from plora.hw.defs.config import PE_ROWS, WORD_VALUES, NdpConfig
 from plora.hw.rtl.interfaces import NUMERIC_BITS, WORD_BITS
 from plora.hw.rtl.pe.channel import PeChannel
 from plora.hw.rtl.pe.dot_unit import grid_name
-from plora.hw.rtl.pe.drain import Drain
+from plora.hw.rtl.pe.drain import Drain, score_layout
 from plora.hw.rtl.pe.merge import RowMerge, split_steps
 from plora.hw.rtl.pe.product import FP16_BITS
 
@@ -73,12 +73,19 @@ def results_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
 
     ``values[row][q]`` is y[row, n] with ``n = i * group_rows + tap_index * part_channels + q``, for
     ``q < part_channels``; others have no meaning. ``numeric[row][q]`` says of the same value, by the
-    bits of `plora.hw.defs.queue`, that it is NaN or that it overflowed.
+    bits of `plora.hw.defs.queue`, that it is NaN or that it overflowed. ``scores`` are the same sums for
+    the softmax unit, with flags of their own.
     """
+
+    def each(shape: ShapeLike) -> data.ArrayLayout:
+        return data.ArrayLayout(data.ArrayLayout(shape, config.channels), PE_ROWS)
+
     return data.StructLayout(
         {
-            "values": data.ArrayLayout(data.ArrayLayout(unsigned(FP16_BITS), config.channels), PE_ROWS),
-            "numeric": data.ArrayLayout(data.ArrayLayout(unsigned(NUMERIC_BITS), config.channels), PE_ROWS),
+            "values": each(unsigned(FP16_BITS)),
+            "numeric": each(unsigned(NUMERIC_BITS)),
+            "scores": each(score_layout),
+            "score_numeric": each(unsigned(NUMERIC_BITS)),
             "tap_index": TAP_BITS,
             "last_tap": 1,
             "second_row": 1,
@@ -237,8 +244,11 @@ class PeArray(wiring.Component):
                 add_shared(m, platform, f"row{row}_channel{channel}_drain", f"drain_{grid}", drain)
                 m.d.comb += [
                     drain.sum.eq(merge.merged[channel]),
+                    drain.offset.eq(0),
                     result.values[row][channel].eq(drain.value),
                     result.numeric[row][channel].eq(drain.numeric),
+                    result.scores[row][channel].eq(drain.score),
+                    result.score_numeric[row][channel].eq(drain.score_numeric),
                 ]
 
         leaving = self._delayed(m, "leaving", merged, Drain.LATENCY)

@@ -1,4 +1,4 @@
-"""Rounds an exact sum to FP16, once."""
+"""Rounds an exact sum to FP16, once, and truncates it to a score for the softmax unit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from amaranth import Module, Signal
 from amaranth.hdl import Cat, Const, Mux, Value
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.config import AccumulatorConfig
@@ -23,25 +23,58 @@ INFINITY = ((1 << EXPONENT_BITS) - 1) << FRACTION_BITS
 NAN = INFINITY | 1 << FRACTION_BITS - 1
 
 
+MAX_OFFSET = 15
+"""Most powers of two by which a result can be made smaller before it is rounded."""
+OFFSET_BITS = 4
+SCORE_BITS = 22
+"""Bits of a score's mantissa, the hidden bit included."""
+
+score_layout = data.StructLayout(
+    {"mantissa": SCORE_BITS, "exponent": EXPONENT_BITS, "negative": 1, "infinite": 1, "nan": 1}
+)
+"""A sum truncated toward zero: ``mantissa * 2**(exponent - 14 - 21)`` with its sign, exact below 2**-14,
+where the exponent is 0 and the mantissa has no bit 21. Infinite from 2**16 on, by its sign."""
+
+
 def leading_zeros(m: Module, name: str, value: Value) -> Value:
     """Return the number of zeros above the highest one of ``value``; if there is none, anything.
 
-    A tree: the upper half's count where that has a one, else the lower half's and the bit above.
+    A tree with all nodes at work at once: the upper half's count where that has a one, else the lower
+    half's, and above it the bit that tells which. The highest bit of the count is there first.
     """
     width = 1 << (len(value) - 1).bit_length()
     if width == 1:
         return Const(0, 0)
     value = Cat(Const(0, width - len(value)), value)
     lower, upper = value[: width // 2], value[width // 2 :]
-    empty = Signal(name=f"{name}_empty{width}")
-    m.d.comb += empty.eq(~upper.any())
-    half = Signal(width // 2, name=f"{name}_half{width}")
-    m.d.comb += half.eq(Mux(empty, lower, upper))
-    return Cat(leading_zeros(m, name, half), empty)
+    count = Signal(width.bit_length() - 1, name=name)
+    empty = ~upper.any()
+    m.d.comb += count.eq(
+        Cat(Mux(empty, leading_zeros(m, f"{name}_l", lower), leading_zeros(m, f"{name}_u", upper)), empty)
+    )
+    return count
+
+
+def normalised(m: Module, value: Value, zeros: Value, bits: int) -> tuple[Value, Value]:
+    """Return the highest ``bits`` bits of ``value << zeros``, and whether one below them is set.
+
+    The highest bit of ``zeros`` comes first. A bit that no later step can bring among the highest leaves
+    the shifter, and only counts as set or not.
+    """
+    below: list[Value] = []
+    for step in reversed(range(len(zeros))):
+        width = min(len(value), bits + (1 << step) - 1)
+        dropped = len(value) - width
+        assert dropped <= 1 << step, f"{len(value)} bits are too many for {len(zeros)} steps"
+        below.append(~zeros[step] & value[:dropped].any())
+        shifted = Signal(width, name=f"shifted{step}")
+        m.d.comb += shifted.eq(Mux(zeros[step], value << (1 << step), value)[dropped:])
+        value = shifted
+    return value, Cat(below).any()
 
 
 class Drain(wiring.Component):
-    """One FP16 result a cycle: nearest, ties to even, subnormals kept.
+    """One FP16 result a cycle, ``sum * 2**-offset``: nearest, ties to even, subnormals kept.
 
     ====================================  ==========  =============================================
     sum                                   result      numeric
@@ -54,6 +87,9 @@ class Drain(wiring.Component):
     other                                 rounded     sign of the exact sum, also for a zero result
     ====================================  ==========  =============================================
 
+    Beside it, at offset 0, the sum as a score: not rounded but truncated. Its flags differ in that only
+    65536 or more in magnitude overflows.
+
     Cycle behaviour: the result of cycle t is there from cycle ``t + LATENCY`` on. Three steps, each
     ending in registers: magnitude; shift to the leading one or to the last bit of a subnormal; round.
 
@@ -62,8 +98,11 @@ class Drain(wiring.Component):
 
     Ports:
         sum: see `dot_sum_layout`; must come from registers.
+        offset: in step with ``sum``, 0 ... `MAX_OFFSET`.
         value: FP16 bit pattern.
         numeric: flags of `plora.hw.defs.queue`.
+        score: see `score_layout`; without meaning where ``offset`` was not 0.
+        score_numeric: flags of the score.
     """
 
     LATENCY = 3
@@ -73,8 +112,11 @@ class Drain(wiring.Component):
         super().__init__(
             {
                 "sum": In(dot_sum_layout(accumulator)),
+                "offset": In(OFFSET_BITS),
                 "value": Out(FP16_BITS),
                 "numeric": Out(NUMERIC_BITS),
+                "score": Out(score_layout),
+                "score_numeric": Out(NUMERIC_BITS),
             }
         )
 
@@ -113,28 +155,37 @@ class Drain(wiring.Component):
 
         # Shift. A bit that stands for the smallest normal number stops the search, so that
         # subnormals come out with its exponent and without a hidden bit.
-        in_range, beyond = magnitude[: MAX_EXPONENT - lsb + 1], magnitude[MAX_EXPONENT - lsb + 1 :]
-        normal = in_range[MIN_EXPONENT - lsb :]
-        zeros = leading_zeros(m, "zeros", normal | 1)
-        shifted = Signal(len(in_range), reset_less=True)
-        exponent = Signal(EXPONENT_BITS, reset_less=True)
+        top = MAX_EXPONENT + MAX_OFFSET - lsb + 1
+        in_range, beyond = Cat(magnitude, Const(0, max(0, top - len(magnitude))))[:top], magnitude[top:]
+        smallest = Signal(MAX_OFFSET + 1, reset_less=True)
+        zeros = leading_zeros(m, "zeros", in_range[MIN_EXPONENT - lsb :] | smallest)
+        leading, rest = normalised(m, in_range, zeros, SCORE_BITS)
+        kept = Signal(SCORE_BITS, reset_less=True)
+        inexact = Signal(reset_less=True)
+        distance = Signal(len(zeros), reset_less=True)
+        offset = [Signal(OFFSET_BITS, name=f"offset{stage}", reset_less=True) for stage in range(2)]
         huge = Signal(reset_less=True)
         m.d.sync += [
-            shifted.eq(in_range << zeros),
-            exponent.eq(MAX_EXPONENT - MIN_EXPONENT - zeros),
+            smallest.eq(1 << self.offset),
+            kept.eq(leading),
+            inexact.eq(rest),
+            distance.eq(zeros),
+            offset[0].eq(self.offset),
+            offset[1].eq(offset[0]),
             huge.eq(beyond.any()),
         ]
 
         # Round. The hidden bit counts as one exponent step, and so does a carry out of the fraction.
-        rest = shifted[: -FRACTION_BITS - 1]
-        kept = shifted[-FRACTION_BITS - 1 :]
-        up = rest[-1] & (rest[:-1].any() | kept[0])
-        rounded = Signal(FP16_BITS - 1)
-        m.d.comb += rounded.eq(Cat(Const(0, FRACTION_BITS), exponent) + kept + up)
+        exponent = Signal(len(zeros))
+        m.d.comb += exponent.eq(MAX_EXPONENT + MAX_OFFSET - MIN_EXPONENT - distance - offset[1])
+        beside = SCORE_BITS - FRACTION_BITS - 1
+        up = kept[beside - 1] & (kept[: beside - 1].any() | inexact | kept[beside])
+        rounded = Signal(FRACTION_BITS + len(exponent))
+        m.d.comb += rounded.eq(Cat(Const(0, FRACTION_BITS), exponent) + kept[beside:] + up)
         flags = sticky[1]
         infinite = flags.positive_infinity | flags.negative_infinity
         nan = flags.nan | (flags.positive_infinity & flags.negative_infinity)
-        overflow = huge | (rounded[FRACTION_BITS:].all())
+        overflow = huge | (rounded[FRACTION_BITS:] > MAX_EXPONENT - MIN_EXPONENT + 1)
         negative = Mux(infinite, flags.negative_infinity, sign[1])
         value, numeric = Signal(FP16_BITS, reset_less=True), Signal(NUMERIC_BITS, reset_less=True)
         with m.If(nan):
@@ -142,9 +193,28 @@ class Drain(wiring.Component):
         with m.Elif(infinite | overflow):
             m.d.sync += value.eq(Cat(Const(INFINITY, FP16_BITS - 1), negative))
         with m.Else():
-            m.d.sync += value.eq(Cat(rounded, negative))
+            m.d.sync += value.eq(Cat(rounded[: FP16_BITS - 1], negative))
         m.d.sync += numeric.eq(
             Mux(nan, NUMERIC_NAN, 0) | Mux(flags.clipped | (overflow & ~infinite & ~nan), NUMERIC_OVERFLOW, 0)
         )
-        m.d.comb += [self.value.eq(value), self.numeric.eq(numeric)]
+
+        # The score: the same before it is rounded.
+        score, score_numeric = Signal(score_layout, reset_less=True), Signal(NUMERIC_BITS, reset_less=True)
+        beyond_scores = huge | (exponent > MAX_EXPONENT - MIN_EXPONENT)
+        m.d.sync += [
+            score.mantissa.eq(kept),
+            score.exponent.eq(exponent),
+            score.negative.eq(negative),
+            score.infinite.eq(infinite | beyond_scores),
+            score.nan.eq(nan),
+            score_numeric.eq(
+                Mux(nan, NUMERIC_NAN, 0) | Mux(flags.clipped | (beyond_scores & ~infinite & ~nan), NUMERIC_OVERFLOW, 0)
+            ),
+        ]
+        m.d.comb += [
+            self.value.eq(value),
+            self.numeric.eq(numeric),
+            self.score.eq(score),
+            self.score_numeric.eq(score_numeric),
+        ]
         return m

@@ -19,6 +19,7 @@ from plora.sim.golden.numerics import (
     gemm_grid,
     golden_gemm,
     grid_to_fp16,
+    grid_to_scores,
 )
 
 DEFAULT = AccumulatorConfig()
@@ -92,9 +93,9 @@ def reference_term(a: int, b: int, accumulator: AccumulatorConfig) -> Term:
 FINITE = [finite_value(bits) for bits in range(0x7C00)]
 
 
-def reference_round(steps: int, accumulator: AccumulatorConfig) -> int:
-    """The FP16 bit pattern nearest to a number of grid steps, ties to the even pattern."""
-    magnitude = abs(steps) * power_of_two(accumulator.lsb_exponent)
+def reference_round(steps: int, accumulator: AccumulatorConfig, offset: int = 0) -> int:
+    """The FP16 bit pattern nearest to a number of grid steps times 2**-offset, ties to the even pattern."""
+    magnitude = abs(steps) * power_of_two(accumulator.lsb_exponent - offset)
     above = bisect.bisect_left(FINITE, magnitude)
     below = max(above - 1, 0)
     step_up = FINITE[above] if above < 0x7C00 else Fraction(65536)
@@ -199,14 +200,57 @@ def test_rounding_around_every_fp16_value() -> None:
     np.testing.assert_array_equal(negated, np.where(np.array(steps) == 0, 0, np.array(expected) | 0x8000))
 
 
-@given(st.sampled_from(ACCUMULATORS), st.integers(0, 110), st.data())
-def test_rounding_of_any_sum(accumulator: AccumulatorConfig, bits: int, data: st.DataObject) -> None:
+@given(st.sampled_from(ACCUMULATORS), st.integers(0, 110), st.integers(0, 15), st.data())
+def test_rounding_of_any_sum_at_any_offset(
+    accumulator: AccumulatorConfig, bits: int, offset: int, data: st.DataObject
+) -> None:
     limit = (1 << min(bits, accumulator.bits - 1)) - 1
     steps = data.draw(st.integers(-limit - 1, limit))
-    got = grid_to_fp16(grid_of([steps]), accumulator)
-    expected = reference_round(steps, accumulator)
-    assert got.values.view(np.uint16)[0] == expected, f"{steps} steps on {accumulator}"
+    got = grid_to_fp16(grid_of([steps]), accumulator, offset)
+    expected = reference_round(steps, accumulator, offset)
+    assert got.values.view(np.uint16)[0] == expected, f"{steps} steps on {accumulator}, offset {offset}"
     assert bool(got.overflow[0]) == (expected & 0x7FFF == 0x7C00)
+
+
+def test_offsets_broadcast() -> None:
+    sums, offsets = [3 << 32, -(5 << 32)], np.arange(16)[:, None]
+    got = grid_to_fp16(grid_of(sums), DEFAULT, offsets).values
+    np.testing.assert_array_equal(got, np.array([3.0, -5.0]) * 2.0**-offsets)
+
+
+@given(st.sampled_from(ACCUMULATORS), st.integers(0, 110), st.data())
+def test_scores_of_any_sum(accumulator: AccumulatorConfig, bits: int, data: st.DataObject) -> None:
+    limit = (1 << min(bits, accumulator.bits - 1)) - 1
+    steps = data.draw(st.integers(-limit - 1, limit))
+    scores = grid_to_scores(grid_of([steps]), accumulator)
+    magnitude = abs(steps) * power_of_two(accumulator.lsb_exponent)
+    assert not scores.nan[0]
+    assert scores.negative[0] == (steps < 0)
+    assert scores.infinite[0] == scores.overflow[0] == (magnitude >= 65536)
+    if scores.infinite[0]:
+        assert (scores.mantissa[0], scores.exponent[0]) == (0, 0)
+        return
+    mantissa, exponent = int(scores.mantissa[0]), int(scores.exponent[0])
+    assert 0 <= exponent <= 29
+    assert mantissa < 1 << 22
+    assert exponent == 0 or mantissa >> 21 == 1
+    step = power_of_two(exponent - 14 - 21)
+    assert mantissa * step <= magnitude < (mantissa + 1) * step
+    if accumulator == DEFAULT and magnitude < power_of_two(-14):
+        assert mantissa * step == magnitude
+
+
+def test_scores_of_sums_with_terms_that_are_no_numbers() -> None:
+    flags = np.array(
+        [[nan, up, down, clip] for nan in (0, 1) for up in (0, 1) for down in (0, 1) for clip in (0, 1)], bool
+    )
+    sums = grid_of([-(1 << 32)] * len(flags))
+    nan, up, down, clipped = flags.T
+    scores = grid_to_scores(Grid(sums.high, sums.low, nan, up, down, clipped), DEFAULT)
+    np.testing.assert_array_equal(scores.nan, nan | (up & down))
+    np.testing.assert_array_equal(scores.infinite, (up | down) & ~scores.nan)
+    np.testing.assert_array_equal(scores.negative, ~scores.nan & ~up)
+    np.testing.assert_array_equal(scores.overflow, clipped)
 
 
 def test_results_do_not_depend_on_order_or_tiling() -> None:

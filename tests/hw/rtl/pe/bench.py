@@ -13,7 +13,7 @@ from plora.hw.defs.config import AccumulatorConfig, NdpConfig, preset
 from plora.hw.rtl.pe.align import GridAlign
 from plora.hw.rtl.pe.array import PeArray, beat_layout, results_layout
 from plora.hw.rtl.pe.dot_unit import DotUnit, dot_sum_layout, grid_name
-from plora.hw.rtl.pe.drain import Drain
+from plora.hw.rtl.pe.drain import OFFSET_BITS, Drain, score_layout
 from plora.hw.rtl.pe.product import FP16_BITS, Fp16Product
 
 TAG_BITS = 16
@@ -72,8 +72,11 @@ class PeBench(wiring.Component):
             "dot_first": In(1),
             "dot_sum": Out(dot["sum"].shape.size),
             "drain_sum": In(dot_sum_layout(accumulator).size),
+            "drain_offset": In(OFFSET_BITS),
             "drain_value": Out(FP16_BITS),
             "drain_numeric": Out(2),
+            "drain_score": Out(score_layout.size),
+            "drain_score_numeric": Out(2),
         }
         for name, config in ARRAYS.items():
             ports |= {
@@ -101,8 +104,11 @@ class PeBench(wiring.Component):
         add_shared(m, platform, "drain", f"drain_{grid}", drain)
         m.d.comb += [
             drain.sum.as_value().eq(self.drain_sum),
+            drain.offset.eq(self.drain_offset),
             self.drain_value.eq(drain.value),
             self.drain_numeric.eq(drain.numeric),
+            self.drain_score.eq(drain.score.as_value()),
+            self.drain_score_numeric.eq(drain.score_numeric),
         ]
         for name, config in ARRAYS.items():
             m.submodules[name] = array = PeArray(config, tag_bits=TAG_BITS)

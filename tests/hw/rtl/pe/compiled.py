@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,15 @@ class ArrayRun:
     """Cycle in which each beat was accepted."""
     results: list[int]
     result_cycles: list[int]
+
+
+class Drained(NamedTuple):
+    """What the drain made of sums: FP16 bits, scores as bits of `score_layout`, and the numeric flags of both."""
+
+    values: Array
+    numeric: Array
+    scores: Array
+    score_numeric: Array
 
 
 def sum_bits(value: int, carries: int = 0, sticky: int = 0) -> int:
@@ -136,11 +145,13 @@ class Units(_Compiled):
         self._call("dot", len(a), DotUnit.LATENCY, a, b, np.ascontiguousarray(masks), first, sums)
         return [int.from_bytes(row.tobytes(), "little") for row in sums]
 
-    def drain(self, words: Array) -> tuple[Array, Array]:
-        """Return FP16 bits and numeric flags of sums, rows of `sum_words`."""
-        values, numeric = np.empty(len(words), np.uint16), np.empty(len(words), np.uint8)
-        self._call("drain", len(words), Drain.LATENCY, words, values, numeric)
-        return values, numeric
+    def drain(self, words: Array, offsets: Array | int = 0) -> Drained:
+        """Drain sums, rows of `sum_words`, each times ``2**-offset``."""
+        count = len(words)
+        offsets = np.ascontiguousarray(np.broadcast_to(offsets, count), np.uint8)
+        drained = Drained(*(np.empty(count, dtype) for dtype in (np.uint16, np.uint8, np.uint32, np.uint8)))
+        self._call("drain", count, Drain.LATENCY, words, offsets, *drained)
+        return drained
 
     def array(self, name: str, beats: Sequence[int], gaps: Sequence[int], sizes: tuple[int, int]) -> ArrayRun:
         """Offer ``beats`` to the array ``name``, each after a gap of cycles in which the payload is noise.

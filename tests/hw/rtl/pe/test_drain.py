@@ -10,27 +10,64 @@ import pytest
 
 from plora.hw.defs.queue import NUMERIC_NAN, NUMERIC_OVERFLOW
 from plora.hw.rtl.pe.dot_unit import segment_starts
-from plora.sim.golden.numerics import LIMB_BITS, Grid, grid_to_fp16
-from tests.hw.rtl.pe.compiled import ACCUMULATOR, STICKY, Array, Units, sum_bits, sum_sticky, sum_value, sum_words
+from plora.hw.rtl.pe.drain import MAX_OFFSET, score_layout
+from plora.sim.golden.numerics import LIMB_BITS, Grid, grid_to_fp16, grid_to_scores
+from tests.hw.rtl.pe.compiled import (
+    ACCUMULATOR,
+    STICKY,
+    Array,
+    Drained,
+    Units,
+    sum_bits,
+    sum_sticky,
+    sum_value,
+    sum_words,
+)
 
 LIMIT = 1 << ACCUMULATOR.bits - 2
 
 
-def check_results(got: tuple[Array, Array], sums: Grid) -> None:
-    values, nan, overflow = grid_to_fp16(sums, ACCUMULATOR)
-    expected = values.view(np.uint16), nan * NUMERIC_NAN | overflow * NUMERIC_OVERFLOW
-    for what, one, other in zip(("value", "numeric"), got, expected, strict=True):
-        wrong = np.flatnonzero(one != other)
-        assert not len(wrong), (
-            f"{what} of {sums.to_int(wrong[0])} steps: {one[wrong[0]]:#x}, not {other[wrong[0]]:#x}"
-            f" ({len(wrong)} wrong ones)"
+def check_results(got: Drained, sums: Grid, offsets: Array | int = 0) -> None:
+    values, nan, overflow = grid_to_fp16(sums, ACCUMULATOR, offsets)
+    check_field("value", got.values, values.view(np.uint16), sums, offsets)
+    check_field("numeric", got.numeric, nan * NUMERIC_NAN | overflow * NUMERIC_OVERFLOW, sums, offsets)
+    if np.any(offsets):
+        return
+    scores = grid_to_scores(sums, ACCUMULATOR)
+    number, signed = ~(scores.infinite | scores.nan), ~scores.nan
+    fields = {name: score_layout[name] for name, _ in score_layout}
+    for name, relevant in {"mantissa": number, "exponent": number, "negative": signed, "infinite": signed}.items():
+        bits = got.scores >> fields[name].offset & (1 << fields[name].width) - 1
+        check_field(f"score's {name}", bits * relevant, getattr(scores, name) * relevant, sums, offsets)
+    check_field("score's nan", got.scores >> fields["nan"].offset & 1, scores.nan, sums, offsets)
+    numeric = scores.nan * NUMERIC_NAN | scores.overflow * NUMERIC_OVERFLOW
+    check_field("score's numeric", got.score_numeric, numeric, sums, offsets)
+
+
+def check_field(what: str, got: Array, expected: Array, sums: Grid, offsets: Array | int) -> None:
+    wrong = np.flatnonzero(got != expected)
+    if len(wrong):
+        first = wrong[0]
+        offset = np.broadcast_to(offsets, got.shape)[first]
+        pytest.fail(
+            f"{what} of {sums.to_int(first)} steps at offset {offset}: {int(got[first]):#x}, not"
+            f" {int(expected[first]):#x} ({len(wrong)} wrong ones)"
         )
 
 
-def check(units: Units, words: list[int]) -> None:
+def check(units: Units, words: list[int], offsets: Array | int = 0) -> None:
     high, low = np.array([divmod(sum_value(word), 1 << LIMB_BITS) for word in words]).T
     flags = np.array([sum_sticky(word) for word in words]).T
-    check_results(units.drain(sum_words(words)), Grid(high, low, *flags))
+    check_results(units.drain(sum_words(words), offsets), Grid(high, low, *flags), offsets)
+
+
+def drain_steps(units: Units, steps: Array, offsets: Array | int) -> None:
+    """Check sums that fit an int64."""
+    # Two words of 32 bits, then the sign in what is left of the accumulator.
+    words = np.stack([steps & 0xFFFF_FFFF, steps >> 32 & 0xFFFF_FFFF, steps >> 63 & (1 << ACCUMULATOR.bits - 64) - 1])
+    none = np.zeros(len(steps), bool)
+    sums = Grid(steps >> LIMB_BITS, steps & (1 << LIMB_BITS) - 1, none, none, none, none)
+    check_results(units.drain(np.ascontiguousarray(words.T, np.uint32), offsets), sums, offsets)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -40,11 +77,34 @@ def test_rounding_around_every_fp16_value_and_midpoint(units: Units, sign: int) 
     here[:-1] += ((values % 1) * 2**32).astype(np.int64)
     middle = (here[:-1] + here[1:]) // 2
     steps = sign * np.concatenate([here, here + 1, here - 1, middle, middle + 1, middle - 1])
-    # A sum of grid steps in words: two of 32 bits, then the sign in what is left of the accumulator.
-    words = np.stack([steps & 0xFFFF_FFFF, steps >> 32 & 0xFFFF_FFFF, steps >> 63 & (1 << ACCUMULATOR.bits - 64) - 1])
-    none = np.zeros(len(steps), bool)
-    sums = Grid(steps >> LIMB_BITS, steps & (1 << LIMB_BITS) - 1, none, none, none, none)
-    check_results(units.drain(np.ascontiguousarray(words.T, np.uint32)), sums)
+    drain_steps(units, steps, 0)
+
+
+@pytest.mark.parametrize("offset", range(1, MAX_OFFSET + 1))
+def test_rounding_around_fp16_values_and_midpoints_at_an_offset(units: Units, offset: int) -> None:
+    # All subnormals and the first normal ones, the ends of every binade, the largest.
+    patterns = [
+        range(0x480),
+        *(range(max(0, end - 3), end + 3) for end in range(0x800, 0x7C00, 0x400)),
+        range(0x7BF0, 0x7C00),
+    ]
+    bits = np.concatenate([np.arange(part.start, part.stop) for part in patterns])
+    values = np.where(bits < 0x7C00, bits, 0).astype(np.uint16).view(np.float16).astype(np.float64)
+    following = np.where(bits < 0x7BFF, bits + 1, 0).astype(np.uint16).view(np.float16).astype(np.float64)
+    following = np.where(following == 0, 65536.0, following)
+    here, middle = (np.ldexp(number, 32 + offset).astype(np.int64) for number in (values, (values + following) / 2))
+    steps = np.concatenate([here, here + 1, here - 1, middle, middle + 1, middle - 1])
+    drain_steps(units, np.concatenate([steps, -steps]), offset)
+
+
+def test_scores_around_every_cut(units: Units) -> None:
+    # Mantissas of 22 ones and of a single one, at every exponent, and a step to both sides.
+    steps = [1 << 47 + 1, (1 << 48) - 1, 1 << 48, 65520 << 32]
+    for top in range(50):
+        for number in (1 << top, (1 << top + 1) - 1, (1 << top + 1) - (1 << max(0, top - 21))):
+            steps += [number - 1, number, number + 1]
+    sums = np.array(steps)
+    drain_steps(units, np.concatenate([sums, -sums]), 0)
 
 
 def test_sums_of_every_length_with_carries_held_back(units: Units) -> None:
@@ -59,6 +119,7 @@ def test_sums_of_every_length_with_carries_held_back(units: Units) -> None:
             assert sum_value(word) == total
             words.append(word)
     check(units, words)
+    check(units, words, np.array([rng.randrange(MAX_OFFSET + 1) for _ in words]))
 
 
 def test_carries_run_through_pieces_of_ones(units: Units) -> None:
@@ -76,7 +137,8 @@ def test_carries_run_through_pieces_of_ones(units: Units) -> None:
 @pytest.mark.parametrize("sticky", range(1 << len(STICKY)))
 def test_sticky_flags(units: Units, sticky: int) -> None:
     steps = [0, 1, -1, 5 << 30, -(7 << 40), 65504 << 32, -(65520 << 32), LIMIT, -LIMIT]
-    check(units, [sum_bits(value, 0, sticky) for value in steps])
+    for offset in (0, 1, MAX_OFFSET):
+        check(units, [sum_bits(value, 0, sticky) for value in steps], offset)
 
 
 def test_special_results_by_name(units: Units) -> None:
@@ -97,6 +159,6 @@ def test_special_results_by_name(units: Units) -> None:
         "first infinity": (sum_bits(65520 << 32), 0x7C00, NUMERIC_OVERFLOW),
         "far beyond, negative": (sum_bits(-LIMIT), 0xFC00, NUMERIC_OVERFLOW),
     }
-    values, numeric = units.drain(sum_words([word for word, _, _ in cases.values()]))
+    values, numeric, _, _ = units.drain(sum_words([word for word, _, _ in cases.values()]))
     for index, (name, (_, value, flags)) in enumerate(cases.items()):
         assert (values[index], numeric[index]) == (value, flags), name

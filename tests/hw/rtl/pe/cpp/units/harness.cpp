@@ -120,20 +120,26 @@ int64_t pe_dot(void* handle, int64_t count, int64_t latency, const uint16_t* a, 
     return count;
 }
 
-// One sum a cycle; values[i] and numeric[i] are the ports `latency` cycles after sum i.
-int64_t pe_drain(void* handle, int64_t count, int64_t latency, const uint32_t* sums, uint16_t* values, uint8_t* numeric) {
+// One sum a cycle; the results at i are those of the ports `latency` cycles after sum i.
+int64_t pe_drain(void* handle, int64_t count, int64_t latency, const uint32_t* sums, const uint8_t* offsets,
+                 uint16_t* values, uint8_t* numeric, uint32_t* scores, uint8_t* score_numeric) {
     Bench& bench = *static_cast<Bench*>(handle);
     Vndp& dut = bench.dut;
     const std::size_t words = sizeof(dut.drain_sum) / 4;
     for (int64_t i = 0; i < count + latency - 1; ++i) {
-        if (i < count)
+        if (i < count) {
             load(dut.drain_sum, sums + i * words);
-        else
+            dut.drain_offset = offsets[i];
+        } else {
             scramble(bench, dut.drain_sum);
+            dut.drain_offset = bench.scramble() & 15;
+        }
         bench.tick();
         if (i >= latency - 1) {
             values[i - (latency - 1)] = dut.drain_value;
             numeric[i - (latency - 1)] = dut.drain_numeric;
+            scores[i - (latency - 1)] = dut.drain_score;
+            score_numeric[i - (latency - 1)] = dut.drain_score_numeric;
         }
     }
     return count;
