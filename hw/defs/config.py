@@ -34,7 +34,13 @@ KEPT_MAX_VALUES = 256
 """Most columns of an intermediate that stays on the device between two descriptors of a chain."""
 
 KEPT_ROW_WORDS = KEPT_MAX_VALUES // WORD_VALUES
-"""Words from one pair of kept rows to the next."""
+"""Words that a pair of rows of such an intermediate may take."""
+
+KEPT_MAX_TOKENS = 1 << 15
+"""Most columns of an intermediate that passed the softmax unit: tokens of one chain."""
+
+SOFTMAX_MAX_ROWS = 32
+"""Query rows of which the softmax unit keeps the state."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,10 @@ class NdpConfig:
     def kept_words(self) -> int:
         """Words, per PE row, of the quarter of the output buffer that keeps the intermediate of a chain."""
         return self.output_buffer_bytes // (4 * PE_ROWS * WORD_BYTES)
+
+    def kept_stride(self, pairs: int) -> int:
+        """Words from one of ``pairs`` pairs of kept rows to the next: each has an equal power of two; 0 if too many."""
+        return self.kept_words >> (pairs - 1).bit_length()
 
     @property
     def result_half_words(self) -> int:

@@ -9,6 +9,10 @@ The two operands, in the terms of y = x W^T:
   ``device_address`` in the packed layout of `plora.hw.defs.packing`;
 * the *GPU operand* x, ``gpu_rows`` x ``gpu_columns`` = B x K, row-major, comes with the descriptor in
   its submission slot, or is an intermediate that an earlier descriptor of the same chain kept.
+
+Attention of one head over T tokens of D values is a chain of two kinds of descriptors. ``SOFTMAX``:
+W is K (N = T, K = D), x the queries, and the kept intermediate p = 2**(scale * x W^T - anchor). Then,
+with ``transpose``: W is V^T (N = D, K = T), x the kept p, and y = p V with its anchors.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ class Type(IntEnum):
 
 
 class Op(IntEnum):
-    """Operation. ``GEMV`` is ``GEMM`` with exactly one GPU row."""
+    """Operation. ``GEMV`` is ``GEMM`` with exactly one GPU row; ``SOFTMAX`` a GEMM whose results are softmax terms."""
 
     NONE = 0
     GEMV = 1
@@ -95,7 +99,8 @@ FIELDS: tuple[Field, ...] = _fields(
     ("keep", 2, "what becomes of the result"),
     ("acc_in", 1, "1: go on with the sums that the previous descriptor of the chain left in the accumulators"),
     ("acc_out", 1, "1: leave the sums in the accumulators for the next descriptor of the chain; no result"),
-    ("reserved", 5, "must be zero"),
+    ("transpose", 1, "1: the device operand lies column by column (V), and the kept softmax terms are weighed by it"),
+    ("reserved", 4, "must be zero"),
     ("device_address", 64, "DPA of the device operand in bytes, a multiple of the stripe size"),
     ("device_bytes", 20, "bytes of the device operand as packed"),
     ("device_rows", 20, "N, rows of the device operand"),
@@ -131,6 +136,7 @@ class Descriptor:
     keep: int = Keep.NONE
     acc_in: int = 0
     acc_out: int = 0
+    transpose: int = 0
     reserved: int = 0
     device_address: int = 0
     device_bytes: int = 0
@@ -180,7 +186,7 @@ class Descriptor:
             except ValueError:
                 return f"{field}={value}?"
 
-        flags = [name for name in ("chain", "acc_in", "acc_out") if getattr(self, name)]
+        flags = [name for name in ("chain", "acc_in", "acc_out", "transpose") if getattr(self, name)]
         return (
             f"{named('type')} {named('op')} {named('dtype')} x[{self.gpu_rows}x{self.gpu_columns}]"
             f" ({self.gpu_bytes} B, {named('source')}) W[{self.device_rows}x{self.device_columns}]"

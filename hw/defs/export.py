@@ -14,8 +14,8 @@ from typing import Any
 from plora.hw.defs import descriptor, ports, queue, registers
 from plora.hw.defs.config import PRESETS, NdpConfig
 from plora.hw.defs.descriptor import DESCRIPTOR_BITS, DESCRIPTOR_BYTES, FIELDS, DType, Keep, Op, Source, Type
-from plora.hw.defs.queue import COMPLETION_FIELDS, LINE_BYTES
-from plora.hw.defs.status import MEANING, Status
+from plora.hw.defs.queue import ANCHOR_FIELDS, COMPLETION_FIELDS, LINE_BYTES, SUBMISSION_FIELDS, LineField
+from plora.hw.defs.status import CHECK_ORDER, MEANING, Status
 
 CODES: dict[str, type[IntEnum]] = {"type": Type, "op": Op, "dtype": DType, "source": Source, "keep": Keep}
 """Descriptor fields whose values have names."""
@@ -25,6 +25,7 @@ _QUEUE_CONSTANTS = {
     "DESCRIPTOR_BITS": DESCRIPTOR_BITS,
     "DESCRIPTOR_BYTES": DESCRIPTOR_BYTES,
     "MAX_OPERAND_BYTES": descriptor.MAX_OPERAND_BYTES,
+    "SOFTMAX_SCALE_OFFSET": queue.SOFTMAX_SCALE_OFFSET,
     "VALID_OFFSET": queue.VALID_OFFSET,
     "VALID_TAG": queue.VALID_TAG,
     "PASS_BITS": queue.PASS_BITS,
@@ -35,6 +36,8 @@ _QUEUE_CONSTANTS = {
     "RESULT_OFFSET": queue.RESULT_OFFSET,
     "NUMERIC_NAN": queue.NUMERIC_NAN,
     "NUMERIC_OVERFLOW": queue.NUMERIC_OVERFLOW,
+    "ANCHOR_NAN": queue.ANCHOR_NAN,
+    "SUM_FRACTION_BITS": queue.SUM_FRACTION_BITS,
 }
 
 _REGISTER_CONSTANTS = {
@@ -101,11 +104,16 @@ static inline uint32_t plora_valid_word(uint32_t pass)
     return (uint32_t)PLORA_VALID_TAG << PLORA_PASS_BITS | (pass & ((1u << PLORA_PASS_BITS) - 1u));
 }
 
-/* Line 0 of a submission slot, PLORA_LINE_BYTES. Store it in one piece, after the operand has reached memory. */
-static inline void plora_submission_line(const struct plora_descriptor *d, uint32_t pass, uint8_t *line)
+/*
+ * Line 0 of a submission slot, PLORA_LINE_BYTES. Store it in one piece, after the operand has reached memory.
+ * softmax_scale: the bits of an FP32 value whose low 7 bits the device ignores; 0 for other operations.
+ */
+static inline void plora_submission_line(const struct plora_descriptor *d, uint32_t softmax_scale, uint32_t pass,
+                                         uint8_t *line)
 {
     memset(line, 0, PLORA_LINE_BYTES);
     plora_descriptor_pack(d, line);
+    plora_bits_set(line, 8 * PLORA_SOFTMAX_SCALE_OFFSET, 32, softmax_scale);
     plora_bits_set(line, 8 * PLORA_VALID_OFFSET, 32, plora_valid_word(pass));
 }
 
@@ -143,7 +151,7 @@ def _c_descriptor() -> list[str]:
 
 
 def _c_completion() -> list[str]:
-    def kind(f: queue.LineField) -> str:
+    def kind(f: LineField) -> str:
         return "struct plora_descriptor" if f.name == "descriptor" else _c_type(8 * f.size)
 
     lines = _c_struct("plora_completion", ((kind(f), f.name, f.doc) for f in COMPLETION_FIELDS))
@@ -158,6 +166,21 @@ def _c_completion() -> list[str]:
         else:
             lines.append(f"    c->{f.name} = ({kind(f)})plora_bits_get(line, {8 * f.offset}, {8 * f.size});")
     return [*lines, "}"]
+
+
+def _c_anchor() -> list[str]:
+    def kind(f: LineField) -> str:
+        return "int32_t" if f.name == "anchor" else _c_type(8 * f.size)
+
+    return [
+        *_c_struct("plora_anchor", ((kind(f), f.name, f.doc) for f in ANCHOR_FIELDS)),
+        "",
+        "/* The last word of a result row of a transposed descriptor. */",
+        "static inline void plora_anchor_unpack(const uint8_t *word, struct plora_anchor *a)",
+        "{",
+        *(f"    a->{f.name} = ({kind(f)})plora_bits_get(word, {8 * f.offset}, {8 * f.size});" for f in ANCHOR_FIELDS),
+        "}",
+    ]
 
 
 def c_header() -> str:
@@ -191,6 +214,8 @@ def c_header() -> str:
         "",
         *_c_completion(),
         "",
+        *_c_anchor(),
+        "",
         "#endif",
     ]
     return "\n".join(lines) + "\n"
@@ -201,6 +226,13 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
         return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
     return [line(head), line("-" * 3 for _ in head), *(line(row) for row in rows)]
+
+
+def _line_table(fields: Iterable[LineField]) -> list[str]:
+    def place(f: LineField) -> str:
+        return f"{f.offset} ... {f.offset + f.size - 1}" if f.size > 1 else f"{f.offset}"
+
+    return _table(("bytes", "field", "meaning"), ((place(f), f"`{f.name}`", f.doc) for f in fields))
 
 
 def _codes(codes: type[IntEnum]) -> str:
@@ -254,16 +286,23 @@ def markdown() -> str:
             f"The valid word is {queue.VALID_TAG:#x} in its top byte and the pass number, modulo"
             f" 2^{queue.PASS_BITS}, below.",
             "",
+            "### Submission line",
+            "",
+            *_line_table(SUBMISSION_FIELDS),
+            "",
             "### Completion line",
             "",
-            *_table(
-                ("bytes", "field", "meaning"),
-                ((f"{f.offset} ... {f.offset + f.size - 1}", f"`{f.name}`", f.doc) for f in COMPLETION_FIELDS),
-            ),
+            *_line_table(COMPLETION_FIELDS),
+            "",
+            "### Anchor of a result row",
+            "",
+            *_line_table(ANCHOR_FIELDS),
             "",
             "### Status codes",
             "",
-            "In the order of the checks: a descriptor with several faults gets the first.",
+            "A descriptor with several faults gets the first in the order of the checks: "
+            + ", ".join(f"`{status.name}`" for status in CHECK_ORDER)
+            + ".",
             "",
             *_table(("code", "name", "meaning"), ((s.value, f"`{s.name}`", MEANING[s]) for s in Status)),
             "",
@@ -315,7 +354,11 @@ def as_dict() -> dict[str, Any]:
             "codes": {name: {code.name: code.value for code in codes} for name, codes in CODES.items()},
         },
         "queue": {name.lower(): value for name, value in _QUEUE_CONSTANTS.items()}
-        | {"completion": [f._asdict() for f in COMPLETION_FIELDS]},
+        | {
+            "submission": [f._asdict() for f in SUBMISSION_FIELDS],
+            "completion": [f._asdict() for f in COMPLETION_FIELDS],
+            "anchor": [f._asdict() for f in ANCHOR_FIELDS],
+        },
         "status": [{"code": s.value, "name": s.name, "meaning": MEANING[s]} for s in Status],
         "registers": {name.lower(): value for name, value in _REGISTER_CONSTANTS.items()}
         | {

@@ -9,16 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from plora.hw.defs.config import (
+    KEPT_MAX_TOKENS,
     KEPT_MAX_VALUES,
     KEPT_ROW_WORDS,
     PE_ROWS,
+    SOFTMAX_MAX_ROWS,
     VALUE_BYTES,
     WORD_BYTES,
     WORD_VALUES,
     NdpConfig,
 )
 from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source, Type
-from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
+from plora.hw.defs.packing import (
+    ceil_div,
+    operand_row_stripes,
+    pack_geometry,
+    pack_geometry_transposed,
+    result_row_words,
+)
 from plora.hw.defs.queue import (
     MAX_DEPTH,
     MAX_SLOT_LOG2,
@@ -26,6 +34,7 @@ from plora.hw.defs.queue import (
     MIN_SLOT_LOG2,
     RESULT_OFFSET,
     operand_offset,
+    softmax_scale_allowed,
 )
 from plora.hw.defs.status import Status
 
@@ -49,6 +58,8 @@ class ChainState:
     kept_rows: int = 0
     kept_columns: int = 0
     """Columns of the kept intermediate; 0 if there is none."""
+    kept_softmax: bool = False
+    """It passed the softmax unit."""
     operand_rows: int = 0
     operand_columns: int = 0
     """Shape of the operand loaded last from a slot; 0 if there is none."""
@@ -58,7 +69,9 @@ class ChainState:
     acc_split: int = 0
     """Parts into which K was dealt: sums lie in as many channels, and only sums that lie alike can go on."""
     acc_terms: int = 0
-    """Products summed in each of them so far."""
+    """Columns of the GPU operand whose products were summed so far."""
+    acc_transpose: bool = False
+    """The sums are those of a transposed operand."""
 
 
 @dataclass(frozen=True)
@@ -100,89 +113,153 @@ def ring_setup_allowed(config: NdpConfig, setup: RingSetup) -> bool:
     )
 
 
-def _static(d: Descriptor, config: NdpConfig, window: QueueWindow) -> Status:
+def kept_column_limit(config: NdpConfig, pairs: int, *, softmax: bool) -> int:
+    """Most columns of a kept intermediate of ``pairs`` pairs of rows; 0 if there is no room for so many rows."""
+    stride = config.kept_stride(pairs)
+    if softmax:
+        return min(stride * WORD_VALUES, KEPT_MAX_TOKENS)
+    return KEPT_MAX_VALUES if stride >= KEPT_ROW_WORDS else 0
+
+
+def _flags_agree(d: Descriptor) -> bool:
+    softmax = d.op == Op.SOFTMAX
+    held = d.keep != Keep.NONE or d.acc_out
+    if d.source > Source.CHAIN or d.keep > Keep.APPEND or (held and not d.chain) or (d.keep and d.acc_out):
+        return False
+    # The new intermediate would overwrite the words that later row groups still read.
+    if d.source == Source.KEPT and d.keep == Keep.NEW:
+        return False
+    if softmax and (d.keep == Keep.NONE or d.source == Source.KEPT or d.acc_in or d.transpose):
+        return False
+    return not d.transpose or (d.source == Source.KEPT and d.keep == Keep.NONE)
+
+
+def _static(d: Descriptor, config: NdpConfig, window: QueueWindow, scale: int, *, attention: bool) -> Status:
     n, k, b = d.device_rows, d.device_columns, d.gpu_rows
+    softmax = d.op == Op.SOFTMAX
     if d.type != Type.READ_COMPUTE:
         return Status.BAD_TYPE
-    if d.op not in (Op.GEMV, Op.GEMM):
+    if d.op not in (Op.GEMV, Op.GEMM) and not (softmax and attention):
         return Status.BAD_OP
     if d.dtype != DType.FP16:
         return Status.BAD_DTYPE
-    held = d.keep != Keep.NONE or d.acc_out
-    if (
-        d.source > Source.CHAIN
-        or d.keep > Keep.APPEND
-        or (held and not d.chain)
-        or (d.keep and d.acc_out)
-        # The new intermediate would overwrite the words that later row groups still read.
-        or (d.source == Source.KEPT and d.keep == Keep.NEW)
-    ):
+    if not _flags_agree(d if attention else replace(d, transpose=0)):
         return Status.BAD_FLAGS
-    if d.reserved:
+    if d.reserved or (d.transpose and not attention):
         return Status.BAD_RESERVED
     if not (n and k and b and d.gpu_columns):
         return Status.ZERO_DIMENSION
-    geometry = pack_geometry(config, n, k)
     pairs = ceil_div(b, PE_ROWS)
+    narrow = not d.transpose and (d.source == Source.KEPT or softmax)
+    taps, groups, beats = _geometry(d, config)
     if (
         k != d.gpu_columns
         or (d.op == Op.GEMV and b != 1)
+        or (softmax and b > SOFTMAX_MAX_ROWS)
         or k > config.accumulator.max_terms
-        or (d.source == Source.KEPT and k > KEPT_MAX_VALUES)
-        or ((d.acc_in or d.acc_out) and (pairs > 1 or geometry.groups > 1 or geometry.taps > 1))
+        or (narrow and k > KEPT_MAX_VALUES)
+        or (d.transpose and n > KEPT_MAX_VALUES)
+        or ((d.acc_in or d.acc_out) and (pairs > 1 or groups > 1 or taps > 1))
     ):
         return Status.SHAPE_MISMATCH
-    if d.gpu_bytes != b * k * VALUE_BYTES or d.device_bytes != geometry.packed_bytes:
+    if d.gpu_bytes != b * k * VALUE_BYTES or not _device_bytes_fit(d, config):
         return Status.SIZE_MISMATCH
     if d.device_address % config.stripe_bytes:
         return Status.MISALIGNED
     if not in_window(d.device_address, d.device_bytes, window.base, window.limit, 1 << config.dpa_bits):
         return Status.OUT_OF_WINDOW
     row_stripes = operand_row_stripes(config, k)
+    row_words = result_row_words(n, transpose=d.transpose)
     if d.source == Source.SLOT and pairs * row_stripes > config.input_half_stripes:
         return Status.INPUT_TOO_LARGE
     if d.keep:
-        if n > KEPT_MAX_VALUES or pairs * KEPT_ROW_WORDS > config.kept_words:
+        if n > kept_column_limit(config, pairs, softmax=softmax):
             return Status.OUTPUT_TOO_LARGE
-    elif not d.acc_out and pairs * result_row_words(n) > config.result_half_words:
+    elif not d.acc_out and pairs * row_words > config.result_half_words:
         return Status.OUTPUT_TOO_LARGE
-    if pairs > 1 and geometry.beats > config.dram_buffer_stripes:
+    if pairs > 1 and beats > config.dram_buffer_stripes:
         return Status.WEIGHTS_TOO_LARGE
     operand_end = operand_offset(config) + b * row_stripes * config.stripe_bytes
-    result_end = RESULT_OFFSET + b * result_row_words(n) * WORD_BYTES
+    result_end = RESULT_OFFSET + b * row_words * WORD_BYTES
     if (d.source == Source.SLOT and operand_end > window.submission_slot_bytes) or (
-        not held and result_end > window.result_slot_bytes
+        not (d.keep or d.acc_out) and result_end > window.result_slot_bytes
     ):
         return Status.SLOT_OVERFLOW
+    if softmax and not softmax_scale_allowed(scale):
+        return Status.BAD_SCALE
     return Status.OK
+
+
+def _geometry(d: Descriptor, config: NdpConfig) -> tuple[int, int, int]:
+    """Taps, groups and beats of the device operand."""
+    if d.transpose:
+        v = pack_geometry_transposed(config, d.device_rows, d.device_columns)
+        return 1, v.groups, v.beats
+    w = pack_geometry(config, d.device_rows, d.device_columns)
+    return w.taps, w.groups, w.beats
+
+
+def _device_bytes_fit(d: Descriptor, config: NdpConfig) -> bool:
+    n, k = d.device_rows, d.device_columns
+    if d.transpose:
+        return pack_geometry_transposed(config, n, k).stride(d.device_bytes) is not None
+    return d.device_bytes == pack_geometry(config, n, k).packed_bytes
+
+
+def _split(d: Descriptor, config: NdpConfig) -> int:
+    return 1 if d.transpose else pack_geometry(config, d.device_rows, d.device_columns).split
 
 
 def _follows(d: Descriptor, config: NdpConfig, chain: ChainState) -> bool:
     n, k, b = d.device_rows, d.device_columns, d.gpu_rows
+    softmax = d.op == Op.SOFTMAX
     if bool(d.acc_in) != bool(chain.acc_rows):
         return False
-    split = pack_geometry(config, n, k).split
     if d.acc_in and (
-        (n, b, split) != (chain.acc_rows, chain.acc_batch, chain.acc_split)
+        (n, b, _split(d, config)) != (chain.acc_rows, chain.acc_batch, chain.acc_split)
         or chain.acc_terms + k > config.accumulator.max_terms
+        or bool(d.transpose) != chain.acc_transpose
     ):
         return False
-    if d.source == Source.KEPT and (b, k) != (chain.kept_rows, chain.kept_columns):
+    if d.transpose and not _takes_kept_tokens(d, chain):
+        return False
+    if d.source == Source.KEPT and (b, bool(d.transpose)) != (chain.kept_rows, chain.kept_softmax):
+        return False
+    if d.source == Source.KEPT and not d.transpose and k != chain.kept_columns:
         return False
     if d.source == Source.CHAIN and (b, k) != (chain.operand_rows, chain.operand_columns):
         return False
     if d.keep == Keep.APPEND:
+        limit = kept_column_limit(config, ceil_div(b, PE_ROWS), softmax=softmax)
         whole_words = chain.kept_columns > 0 and chain.kept_columns % WORD_VALUES == 0
-        return whole_words and chain.kept_rows == b and chain.kept_columns + n <= KEPT_MAX_VALUES
+        alike = (chain.kept_rows, chain.kept_softmax) == (b, softmax)
+        return whole_words and alike and chain.kept_columns + n <= limit
     return True
 
 
-def check(d: Descriptor, config: NdpConfig, window: QueueWindow, chain: ChainState = ChainState()) -> Verdict:
+def _takes_kept_tokens(d: Descriptor, chain: ChainState) -> bool:
+    """True if the tokens from the last summed one on are there, and none is left out of a result."""
+    end = chain.acc_terms + d.device_columns
+    whole_words = chain.acc_terms % WORD_VALUES == 0
+    return whole_words and (end <= chain.kept_columns if d.acc_out else end == chain.kept_columns)
+
+
+def check(
+    d: Descriptor,
+    config: NdpConfig,
+    window: QueueWindow,
+    chain: ChainState = ChainState(),
+    scale: int = 0,
+    *,
+    attention: bool = False,
+) -> Verdict:
     """Judge descriptor ``d`` of a queue with ``window``, given what its chain left on the device.
 
-    ``chain`` is the default for the first descriptor of a chain (and for one that is no chain).
+    ``chain`` is the default for the first descriptor of a chain (and for one that is no chain); ``scale`` is the
+    softmax scale of the submission line, FP32 bits. A device without ``attention`` has neither SOFTMAX nor
+    transposed operands.
     """
-    status = _static(d, config, window)
+    status = _static(d, config, window, scale, attention=attention)
     if status is not Status.OK:
         return Verdict(status)
     if not _follows(d, config, chain):
@@ -192,12 +269,18 @@ def check(d: Descriptor, config: NdpConfig, window: QueueWindow, chain: ChainSta
     if d.source == Source.SLOT:
         after = replace(after, operand_rows=b, operand_columns=k)
     if d.keep == Keep.NEW:
-        after = replace(after, kept_rows=b, kept_columns=n)
+        after = replace(after, kept_rows=b, kept_columns=n, kept_softmax=d.op == Op.SOFTMAX)
     elif d.keep == Keep.APPEND:
         after = replace(after, kept_columns=chain.kept_columns + n)
     if d.acc_out:
-        split = pack_geometry(config, n, k).split
-        after = replace(after, acc_rows=n, acc_batch=b, acc_split=split, acc_terms=chain.acc_terms + k)
+        after = replace(
+            after,
+            acc_rows=n,
+            acc_batch=b,
+            acc_split=_split(d, config),
+            acc_terms=chain.acc_terms + k,
+            acc_transpose=bool(d.transpose),
+        )
     else:
-        after = replace(after, acc_rows=0, acc_batch=0, acc_split=0, acc_terms=0)
+        after = replace(after, acc_rows=0, acc_batch=0, acc_split=0, acc_terms=0, acc_transpose=False)
     return Verdict(Status.OK, after if d.chain else ChainState())

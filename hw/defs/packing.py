@@ -13,13 +13,24 @@ are merged at the end. With ``part_channels = channels / split``:
     k = (t * split + g) * tap_lanes + l                 (zero where n >= N or k >= K)
 
 and beat t of group i is stripe ``i * beats + t`` of the operand.
+
+An operand of a transposed descriptor (V of attention, tokens x dims) grows token by token, so its layout
+does not depend on the number of tokens but for a *stride*, the stripes set aside for a group
+(`pack_geometry_transposed`). With ``s`` in ``0 ... 16 / channels - 1``:
+
+    group i, beat b, channel c, lane s * 2 * channels + l   holds   V[token, dim]
+    token = 16 * b + s * channels + c
+    dim = i * 2 * channels + l                              0 <= l < 2 * channels
+
+and beat b of group i is stripe ``i * stride + b``. What lies at tokens and dims beyond the operand's may be
+anything. With 16 channels a word holds 32 values of one token, so a new token is whole words.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plora.hw.defs.config import KEPT_MAX_VALUES, WORD_VALUES, NdpConfig
+from plora.hw.defs.config import DOT_LANES, DOTS_PER_WORD, KEPT_MAX_VALUES, WORD_VALUES, NdpConfig
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -87,11 +98,51 @@ def pack_geometry(config: NdpConfig, rows: int, columns: int) -> PackGeometry:
     )
 
 
+@dataclass(frozen=True)
+class TransposedGeometry:
+    """Layout of one transposed operand; see the module's description."""
+
+    group_rows: int
+    """Dims of a group."""
+    groups: int
+    beats: int
+    """Stripes of one group that hold tokens."""
+    stripe_bytes: int
+
+    @property
+    def stripes(self) -> int:
+        """DRAM beats of one pass over the operand."""
+        return self.groups * self.beats
+
+    def packed_bytes(self, stride: int | None = None) -> int:
+        """Bytes of the whole operand with ``stride`` stripes a group (default: as few as hold the tokens)."""
+        return self.groups * (self.beats if stride is None else stride) * self.stripe_bytes
+
+    def stride(self, packed_bytes: int) -> int | None:
+        """Stripes from one group to the next of an operand of ``packed_bytes``; None if it is none of this layout."""
+        stride, rest = divmod(packed_bytes, self.groups * self.stripe_bytes)
+        return None if rest or stride < self.beats else stride
+
+
+def pack_geometry_transposed(config: NdpConfig, dims: int, tokens: int) -> TransposedGeometry:
+    """Return the layout of a transposed device operand of ``tokens`` x ``dims`` values (both >= 1)."""
+    group_rows = DOTS_PER_WORD * config.channels
+    return TransposedGeometry(
+        group_rows=group_rows,
+        groups=ceil_div(dims, group_rows),
+        beats=ceil_div(tokens, DOT_LANES),
+        stripe_bytes=config.stripe_bytes,
+    )
+
+
 def operand_row_stripes(config: NdpConfig, columns: int) -> int:
     """Stripes from one row of the GPU operand to the next: every row starts on a stripe of its own."""
     return ceil_div(columns, config.stripe_values)
 
 
-def result_row_words(rows: int) -> int:
-    """Words from one row of a result (N = ``rows`` values) to the next."""
-    return ceil_div(rows, WORD_VALUES)
+def result_row_words(rows: int, *, transpose: int | bool = False) -> int:
+    """Words from one row of a result (N = ``rows`` values) to the next.
+
+    A row of a transposed descriptor ends with a word that holds its anchor (`plora.hw.defs.queue.Anchor`).
+    """
+    return ceil_div(rows, WORD_VALUES) + bool(transpose)

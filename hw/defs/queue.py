@@ -5,7 +5,7 @@ submission slot i completes in result slot i. Both slots have a size that is a p
 
 Submission slot, from its start::
 
-    line 0              descriptor in bytes 0 ... 25, valid word in bytes 60 ... 63
+    line 0              descriptor and what it does not hold, see `SUBMISSION_FIELDS`
     operand_offset      GPU operand, row-major; row b starts at b * operand_row_stripes * stripe_bytes
 
 The host writes the operand, fences, and only then writes line 0. The device reads line 0 in one
@@ -14,7 +14,8 @@ piece (a 64-byte line is read and written whole), and nothing else before it has
 Result slot, from its start::
 
     line 0              completion line, see `COMPLETION_FIELDS`; written last, after every result line is acknowledged
-    RESULT_OFFSET       result, row-major; row b starts at b * result_row_words * 64, padded with zeros
+    RESULT_OFFSET       result, row-major; row b starts at b * result_row_words * 64, padded with zeros;
+                        the last word of a row of a transposed descriptor is its anchor, see `ANCHOR_FIELDS`
 
 A valid word carries a tag and the number of the ring's pass, which starts at the queue's ``PASS``
 register and grows by one at each wrap. Old contents of memory (zeros, ones, a previous pass) are
@@ -23,6 +24,7 @@ therefore never taken for valid, and nothing has to be cleared.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +35,7 @@ from plora.hw.defs.errors import UserError
 LINE_BYTES = WORD_BYTES
 """Bytes that are read and written as one piece."""
 
+SOFTMAX_SCALE_OFFSET = 32
 VALID_OFFSET = 60
 VALID_TAG = 0x5C
 PASS_BITS = 24
@@ -53,12 +56,6 @@ def valid_word(pass_number: int) -> int:
     return VALID_TAG << PASS_BITS | pass_number % (1 << PASS_BITS)
 
 
-def submission_line(descriptor: Descriptor, pass_number: int) -> bytes:
-    """The 64 bytes of line 0 of a submission slot."""
-    body = descriptor.pack().ljust(VALID_OFFSET, b"\0")
-    return body + valid_word(pass_number).to_bytes(4, "little")
-
-
 class LineField(NamedTuple):
     """A field of a 64-byte line: ``size`` bytes from byte ``offset``, little-endian."""
 
@@ -67,6 +64,12 @@ class LineField(NamedTuple):
     size: int
     doc: str
 
+
+SUBMISSION_FIELDS: tuple[LineField, ...] = (
+    LineField("descriptor", 0, DESCRIPTOR_BYTES, "the descriptor"),
+    LineField("softmax_scale", SOFTMAX_SCALE_OFFSET, 4, "FP32 factor of the scores, exponents of 2; low 7 bits ignored; for SOFTMAX"),
+    LineField("valid", VALID_OFFSET, 4, "valid word of this ring pass; written last"),
+)
 
 COMPLETION_FIELDS: tuple[LineField, ...] = (
     LineField("status", 0, 1, "status code"),
@@ -79,6 +82,108 @@ COMPLETION_FIELDS: tuple[LineField, ...] = (
 
 NUMERIC_NAN = 1
 NUMERIC_OVERFLOW = 2
+
+ANCHOR_FIELDS: tuple[LineField, ...] = (
+    LineField("anchor", 0, 4, "M, signed; -2^31: none, every score was minus infinity"),
+    LineField("shift", 4, 1, "e: the row was divided by 2^e"),
+    LineField("flags", 5, 1, "bit 0: a softmax term of the row is NaN"),
+    LineField("sum", 8, 8, "l, the sum of the terms in units of 2^-24"),
+)
+
+ANCHOR_NONE = -(1 << 31)
+ANCHOR_NAN = 1
+SUM_FRACTION_BITS = 24
+"""The sum of softmax terms counts units of ``2**-SUM_FRACTION_BITS``, the last bit of an FP16 subnormal."""
+
+SCALE_FRACTION_BITS = 16
+"""Fraction bits of the softmax scale that the device uses."""
+_FP32_FRACTION_BITS, _FP32_BIAS = 23, 127
+SCALE_MIN_EXPONENT, SCALE_MAX_EXPONENT = -24, 7
+
+
+def submission_line(descriptor: Descriptor, pass_number: int, softmax_scale: int = 0) -> bytes:
+    """The 64 bytes of line 0 of a submission slot; ``softmax_scale`` as FP32 bits."""
+    values = {
+        "descriptor": descriptor.pack(),
+        "softmax_scale": softmax_scale.to_bytes(4, "little"),
+        "valid": valid_word(pass_number).to_bytes(4, "little"),
+    }
+    line = bytearray(LINE_BYTES)
+    for field in SUBMISSION_FIELDS:
+        line[field.offset : field.offset + field.size] = values[field.name]
+    return bytes(line)
+
+
+def softmax_scale_of(line: bytes) -> int:
+    """The FP32 bits of the softmax scale in line 0 of a submission slot."""
+    return int.from_bytes(line[SOFTMAX_SCALE_OFFSET : SOFTMAX_SCALE_OFFSET + 4], "little")
+
+
+def softmax_scale(factor: float) -> int:
+    """Return the FP32 bits of the softmax scale nearest to ``factor`` that the device uses in full.
+
+    The device multiplies scores with it and raises 2 to the product: ``log2(e) / sqrt(head_dim)`` makes
+    the ordinary softmax. Of its fraction the device uses `SCALE_FRACTION_BITS` bits and ignores the rest.
+
+    Raises:
+        UserError: the scale is no number of at least 2**-24 and below 2**8.
+    """
+    if not 2.0**SCALE_MIN_EXPONENT <= factor < 2.0 ** (SCALE_MAX_EXPONENT + 1):  # false of NaN
+        raise UserError(
+            f"softmax scale {factor}: choose 2**{SCALE_MIN_EXPONENT} or more, and less than 2**{SCALE_MAX_EXPONENT + 1}"
+        )
+    fraction, exponent = math.frexp(factor)  # fraction in [0.5, 1)
+    # With the hidden bit, which counts as one step of the exponent, and so does a carry out of the rounding.
+    mantissa = round(math.ldexp(fraction, SCALE_FRACTION_BITS + 1))
+    bits = (exponent - 2 + _FP32_BIAS << SCALE_FRACTION_BITS) + mantissa
+    largest = (SCALE_MAX_EXPONENT + 1 + _FP32_BIAS << SCALE_FRACTION_BITS) - 1
+    return min(bits, largest) << _FP32_FRACTION_BITS - SCALE_FRACTION_BITS
+
+
+def softmax_scale_allowed(scale: int) -> bool:
+    """True if the FP32 bits ``scale`` are a positive number from 2**-24 to below 2**8."""
+    exponent = (scale >> _FP32_FRACTION_BITS) - _FP32_BIAS  # with the sign on top: beyond the largest if negative
+    return SCALE_MIN_EXPONENT <= exponent <= SCALE_MAX_EXPONENT
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """The last word of a result row of a transposed descriptor.
+
+    The row's values are ``sum(2**(t - M - e) * v)`` over the tokens, t their scaled scores.
+    """
+
+    anchor: int
+    """M, or `ANCHOR_NONE`."""
+    shift: int
+    """e."""
+    flags: int
+    sum: int
+    """l, in units of ``2**-SUM_FRACTION_BITS``: ``sum(2**(t - M))``."""
+
+    @classmethod
+    def unpack(cls, word: bytes) -> Anchor:
+        """Decode the word.
+
+        Raises:
+            UserError: ``word`` has not the length of a line.
+        """
+        if len(word) != LINE_BYTES:
+            raise UserError(f"an anchor is a word of {LINE_BYTES} bytes, not {len(word)}")
+        return cls(
+            **{
+                f.name: int.from_bytes(word[f.offset : f.offset + f.size], "little", signed=f.name == "anchor")
+                for f in ANCHOR_FIELDS
+            }
+        )
+
+    def pack(self) -> bytes:
+        """Encode the word (the inverse of `unpack`)."""
+        word = bytearray(LINE_BYTES)
+        for f in ANCHOR_FIELDS:
+            value = int(getattr(self, f.name)).to_bytes(f.size, "little", signed=f.name == "anchor")
+            word[f.offset : f.offset + f.size] = value
+        return bytes(word)
 
 
 @dataclass(frozen=True)

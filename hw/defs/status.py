@@ -8,7 +8,7 @@ from enum import IntEnum
 class Status(IntEnum):
     """Result of one descriptor. Everything but ``OK`` means that no result was written.
 
-    The order is the order of the checks: a descriptor with several faults gets the first.
+    A descriptor with several faults gets the first in the order of `CHECK_ORDER`.
     """
 
     OK = 0
@@ -30,7 +30,15 @@ class Status(IntEnum):
     CHAIN_ABORTED = 16
     MEMORY_ERROR = 17
     ABORTED = 18
+    BAD_SCALE = 19
 
+
+CHECK_ORDER: tuple[Status, ...] = (
+    *(status for status in Status if Status.OK < status <= Status.SLOT_OVERFLOW),
+    Status.BAD_SCALE,
+    Status.CHAIN_BROKEN,
+)
+"""What the decoder finds out of a descriptor, in the order of its checks."""
 
 MEANING: dict[Status, str] = {
     Status.OK: "done; the result is in the result slot",
@@ -52,5 +60,6 @@ MEANING: dict[Status, str] = {
     Status.CHAIN_ABORTED: "an earlier descriptor of the same chain failed",
     Status.MEMORY_ERROR: "memory answered with an error or poison",
     Status.ABORTED: "the queue was reset or disabled while the descriptor was under way",
+    Status.BAD_SCALE: "the softmax scale is not a number of at least 2^-24 and below 2^8",
 }
 """One sentence a status, for messages and the documentation table."""

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from plora.hw.defs.config import VALUE_BYTES, WORD_BYTES, NdpConfig
+from plora.hw.defs.config import DOT_LANES, VALUE_BYTES, WORD_BYTES, NdpConfig
 from plora.hw.defs.errors import UserError
-from plora.hw.defs.packing import operand_row_stripes, pack_geometry, result_row_words
+from plora.hw.defs.packing import operand_row_stripes, pack_geometry, pack_geometry_transposed, result_row_words
 
 Matrix = npt.NDArray[np.float16]
 _BITS = np.dtype("<u2")
@@ -53,6 +53,44 @@ def unpack_operand(data: bytes, config: NdpConfig, rows: int, columns: int) -> M
     axes = np.frombuffer(data, dtype=_BITS).reshape(g.groups, g.beats, g.split, g.part_channels, g.taps, g.tap_lanes)
     padded = axes.transpose(0, 4, 3, 1, 2, 5).reshape(g.groups * g.group_rows, g.beats * g.split * g.tap_lanes)
     return np.ascontiguousarray(padded[:rows, :columns]).view(np.float16)
+
+
+def pack_transposed(matrix: npt.NDArray[Any], config: NdpConfig, stride: int | None = None) -> bytes:
+    """Return ``matrix`` (tokens x dims) as the operand of a transposed descriptor lies in memory, padding zero.
+
+    ``stride`` is the number of stripes set aside for a group of dims (default: as few as hold the tokens).
+
+    Raises:
+        UserError: ``matrix`` is not a non-empty matrix of two-byte values, or has more tokens than the stride holds.
+    """
+    bits = _bits(matrix, "device operand")
+    tokens, dims = bits.shape
+    g = pack_geometry_transposed(config, dims, tokens)
+    stride = g.beats if stride is None else stride
+    if stride < g.beats:
+        raise UserError(f"{tokens} tokens take {g.beats} stripes a group, more than the {stride} set aside")
+    padded = np.zeros((stride * DOT_LANES, g.groups * g.group_rows), dtype=_BITS)
+    padded[:tokens, :dims] = bits
+    # Token = (beat, lane group s, channel), dim = (group, lane of the lane group).
+    axes = padded.reshape(stride, DOT_LANES // config.channels, config.channels, g.groups, g.group_rows)
+    return axes.transpose(3, 0, 2, 1, 4).tobytes()
+
+
+def unpack_transposed(data: bytes, config: NdpConfig, dims: int, tokens: int) -> Matrix:
+    """Return the tokens x dims matrix that `pack_transposed` made into ``data``.
+
+    Raises:
+        UserError: ``data`` has not the size of such an operand, with any stride.
+    """
+    g = pack_geometry_transposed(config, dims, tokens)
+    stride = g.stride(len(data))
+    if stride is None:
+        raise UserError(f"{len(data)} bytes are no packed transposed operand of {tokens} tokens x {dims} dims")
+    axes = np.frombuffer(data, dtype=_BITS).reshape(
+        g.groups, stride, config.channels, DOT_LANES // config.channels, g.group_rows
+    )
+    padded = axes.transpose(1, 3, 2, 0, 4).reshape(stride * DOT_LANES, g.groups * g.group_rows)
+    return np.ascontiguousarray(padded[:tokens, :dims]).view(np.float16)
 
 
 def gpu_operand_bytes(matrix: npt.NDArray[Any], config: NdpConfig) -> bytes:

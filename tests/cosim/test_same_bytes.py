@@ -153,7 +153,7 @@ class Stream:
                     {"keep": rng.randrange(4)},
                     {"acc_in": 1},
                     {"acc_out": 1},
-                    {"reserved": 1 << rng.randrange(5)},
+                    {"reserved": 1 << rng.randrange(4)},
                     {"device_address": d.device_address + 64},
                     {"device_address": rng.getrandbits(64)},
                     {"device_address": MEMORY_BYTES - 128 * rng.randrange(4)},

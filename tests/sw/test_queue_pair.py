@@ -440,7 +440,7 @@ fields = st.fixed_dictionaries(
         "keep": st.integers(0, 3),
         "acc_in": st.integers(0, 1),
         "acc_out": st.integers(0, 1),
-        "reserved": st.sampled_from([0, 0, 0, 16]),
+        "reserved": st.sampled_from([0, 0, 0, 8]),
         "gpu_rows": st.sampled_from([1, 2, 2, 3]),
         "device_rows": st.sampled_from([N, N, 2, 0]),
     },

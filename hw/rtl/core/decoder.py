@@ -291,7 +291,7 @@ class Decoder(wiring.Component):
             | (held & ~d.chain)
             | (keeps & d.acc_out)
             | ((d.source == Source.KEPT) & (d.keep == Keep.NEW)),
-            Status.BAD_RESERVED: d.reserved != 0,
+            Status.BAD_RESERVED: (d.reserved != 0) | d.transpose,
             Status.ZERO_DIMENSION: (n == 0) | (k == 0) | (b == 0) | (d.gpu_columns == 0),
             Status.SHAPE_MISMATCH: (k != d.gpu_columns)
             | ((d.op == Op.GEMV) & (b != 1))

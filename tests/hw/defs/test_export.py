@@ -14,7 +14,15 @@ from plora.hw.build.toolchain import find_cxx
 from plora.hw.defs import registers
 from plora.hw.defs.descriptor import DESCRIPTOR_BYTES, FIELDS, Descriptor
 from plora.hw.defs.export import CODES, as_dict, c_header, markdown
-from plora.hw.defs.queue import COMPLETION_FIELDS, Completion, submission_line, valid_word
+from plora.hw.defs.queue import (
+    ANCHOR_FIELDS,
+    COMPLETION_FIELDS,
+    Anchor,
+    Completion,
+    softmax_scale_of,
+    submission_line,
+    valid_word,
+)
 from plora.hw.defs.status import MEANING, Status
 from plora.sw.cli import main
 
@@ -28,17 +36,20 @@ int main(void)
     uint8_t in[4 + PLORA_LINE_BYTES], out[PLORA_LINE_BYTES];
     struct plora_descriptor d;
     struct plora_completion c;
+    struct plora_anchor a;
     while (fread(in, sizeof in, 1, stdin) == 1) {
         uint32_t pass = (uint32_t)plora_bits_get(in, 0, 32);
         const uint8_t *line = in + 4;
         plora_descriptor_unpack(line, &d);
 %(descriptor)s
-        plora_submission_line(&d, pass, out);
+        plora_submission_line(&d, (uint32_t)plora_bits_get(line, 8 * PLORA_SOFTMAX_SCALE_OFFSET, 32), pass, out);
         for (unsigned i = 0; i < PLORA_LINE_BYTES; i++)
             printf("%%02x", out[i]);
         printf(" %%d", plora_line_is_valid(line, pass));
         plora_completion_unpack(line, &c);
 %(completion)s
+        plora_anchor_unpack(line, &a);
+%(anchor)s
         printf("\\n");
     }
     return 0;
@@ -64,6 +75,8 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         % {
             "descriptor": show([f"d.{f.name}" for f in FIELDS]),
             "completion": '        printf(" ");\n' + show(scalars + [f"c.descriptor.{f.name}" for f in FIELDS]),
+            "anchor": show([f"a.{f.name}" for f in ANCHOR_FIELDS if f.name != "anchor"])
+            + '\n        printf("%ld ", (long)a.anchor);',
         }
     )
     if request.param == "c99":
@@ -98,9 +111,11 @@ def test_c_header_reads_and_writes_lines_as_python_does(program: Run, cases: lis
     for (number, line), output in zip(lines, outputs, strict=True):
         d, c = Descriptor.unpack(line), Completion.unpack(line)
         expected = [str(getattr(d, f.name)) for f in FIELDS]
-        expected += [submission_line(d, number).hex(), str(int(c.valid == valid_word(number)))]
+        expected += [submission_line(d, number, softmax_scale_of(line)).hex(), str(int(c.valid == valid_word(number)))]
         expected += [str(getattr(c, f.name)) for f in COMPLETION_FIELDS if f.name != "descriptor"]
         expected += [str(getattr(c.descriptor, f.name)) for f in FIELDS]
+        a = Anchor.unpack(line)
+        expected += [str(getattr(a, f.name)) for f in ANCHOR_FIELDS if f.name != "anchor"] + [str(a.anchor)]
         assert output == expected, f"pass {number}, line {line.hex()}"
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from plora.hw.defs.config import PRESETS
 from plora.hw.defs.descriptor import FIELDS, Descriptor, DType, Keep, Op, Source, Type
 from plora.hw.defs.legality import ChainState, QueueWindow, RingSetup, check, in_window, ring_setup_allowed
-from plora.hw.defs.packing import pack_geometry
-from plora.hw.defs.status import Status
+from plora.hw.defs.packing import pack_geometry, pack_geometry_transposed
+from plora.hw.defs.queue import softmax_scale
+from plora.hw.defs.status import CHECK_ORDER, Status
 
 TINY = PRESETS["tiny"]
 MEMORY = 1 << TINY.dpa_bits
@@ -29,6 +30,21 @@ def legal(rows: int = 8, columns: int = 64, batch: int = 2, **fields: int) -> De
         gpu_columns=columns,
     )
     return replace(right, **fields)
+
+
+SCALE = softmax_scale(0.125)
+
+
+def scores(tokens: int = 32, dims: int = 64, batch: int = 2, **fields: int) -> Descriptor:
+    """A legal first softmax descriptor of that shape, but for ``fields``."""
+    return legal(tokens, dims, batch, **{"op": Op.SOFTMAX, "keep": Keep.NEW, "chain": 1, **fields})
+
+
+def weighed(dims: int = 64, tokens: int = 32, batch: int = 2, stride: int | None = None, **fields: int) -> Descriptor:
+    """A transposed descriptor of that shape that fits a chain with that many kept tokens, but for ``fields``."""
+    geometry = pack_geometry_transposed(TINY, dims, tokens)
+    right = {"source": Source.KEPT, "transpose": 1, "device_bytes": geometry.packed_bytes(stride)}
+    return legal(dims, tokens, batch, **{**right, **fields})
 
 
 FAULTS: list[tuple[Status, Descriptor]] = [
@@ -68,6 +84,38 @@ FAULTS: list[tuple[Status, Descriptor]] = [
     (Status.CHAIN_BROKEN, legal(source=Source.KEPT)),
     (Status.CHAIN_BROKEN, legal(source=Source.CHAIN)),
     (Status.CHAIN_BROKEN, legal(keep=Keep.APPEND, chain=1)),
+    (Status.BAD_DTYPE, scores(dtype=DType.INT8)),
+    (Status.BAD_FLAGS, scores(keep=Keep.NONE)),
+    (Status.BAD_FLAGS, scores(chain=0)),
+    (Status.BAD_FLAGS, scores(acc_in=1)),
+    (Status.BAD_FLAGS, scores(keep=Keep.NONE, acc_out=1)),
+    (Status.BAD_FLAGS, scores(source=Source.KEPT, keep=Keep.APPEND)),
+    (Status.BAD_FLAGS, scores(transpose=1)),
+    (Status.BAD_FLAGS, scores(transpose=1, source=Source.KEPT, keep=Keep.APPEND)),
+    (Status.BAD_FLAGS, weighed(source=Source.SLOT)),
+    (Status.BAD_FLAGS, weighed(source=Source.CHAIN)),
+    (Status.BAD_FLAGS, weighed(keep=Keep.APPEND, chain=1)),
+    (Status.BAD_FLAGS, weighed(acc_out=1)),
+    (Status.BAD_RESERVED, weighed(reserved=8)),
+    (Status.SHAPE_MISMATCH, scores(dims=257)),
+    (Status.SHAPE_MISMATCH, scores(batch=33)),
+    (Status.SHAPE_MISMATCH, weighed(dims=257)),
+    (Status.SHAPE_MISMATCH, weighed(op=Op.GEMV)),
+    (Status.SHAPE_MISMATCH, weighed(dims=5, acc_in=1)),
+    (Status.SHAPE_MISMATCH, weighed(dims=4, batch=3, acc_out=1, chain=1)),
+    (Status.SIZE_MISMATCH, weighed(tokens=33, stride=2)),
+    (Status.SIZE_MISMATCH, weighed(dims=8, device_bytes=3 * 3 * 128)),
+    (Status.SIZE_MISMATCH, weighed(device_bytes=0)),
+    (Status.OUT_OF_WINDOW, weighed(stride=(WINDOW.limit - WINDOW.base) // 128 // 16 + 1)),
+    (Status.INPUT_TOO_LARGE, scores(dims=256, batch=32)),
+    (Status.OUTPUT_TOO_LARGE, scores(tokens=1025)),
+    (Status.OUTPUT_TOO_LARGE, scores(tokens=513, batch=3)),
+    (Status.OUTPUT_TOO_LARGE, scores(tokens=257, batch=5)),
+    (Status.OUTPUT_TOO_LARGE, weighed(dims=256, batch=30)),
+    (Status.WEIGHTS_TOO_LARGE, weighed(tokens=513, batch=3)),
+    (Status.SLOT_OVERFLOW, weighed(dims=32, batch=32)),
+    (Status.CHAIN_BROKEN, weighed()),
+    (Status.CHAIN_BROKEN, scores(keep=Keep.APPEND, source=Source.CHAIN)),
 ]
 
 
@@ -80,17 +128,37 @@ def test_right_descriptors_are_accepted(rows: int, columns: int, batch: int) -> 
 
 @pytest.mark.parametrize(("status", "d"), FAULTS, ids=[f"{i}-{s.name}" for i, (s, _) in enumerate(FAULTS)])
 def test_one_fault_gives_its_status(status: Status, d: Descriptor) -> None:
-    assert check(d, TINY, WINDOW).status is status, d.describe()
+    assert check(d, TINY, WINDOW, scale=SCALE, attention=True).status is status, d.describe()
 
 
 def test_every_status_that_a_decoder_gives_is_in_the_list_of_faults() -> None:
     outside = {Status.OK, Status.CHAIN_ABORTED, Status.MEMORY_ERROR, Status.ABORTED}
-    assert {status for status, _ in FAULTS} == set(Status) - outside
+    assert {status for status, _ in FAULTS} | {Status.BAD_SCALE} == set(CHECK_ORDER) == set(Status) - outside
+    assert len(set(CHECK_ORDER)) == len(CHECK_ORDER)
+
+
+@pytest.mark.parametrize("scale", [0, 1, 0x3F800000 | 1 << 31, 103 << 23, 135 << 23, (103 << 23) - 1, 0x7FC00000])
+def test_scales_from_2_to_the_minus_24_to_below_2_to_the_8_are_allowed(scale: int) -> None:
+    bad = scale != 103 << 23
+    verdict = check(scores(), TINY, WINDOW, scale=scale, attention=True)
+    assert verdict.status is (Status.BAD_SCALE if bad else Status.OK)
+    appended = scores(keep=Keep.APPEND, source=Source.CHAIN)
+    unchained = check(appended, TINY, WINDOW, scale=scale, attention=True)
+    assert unchained.status is (Status.BAD_SCALE if bad else Status.CHAIN_BROKEN)
+    assert check(legal(), TINY, WINDOW, scale=scale, attention=True).status is Status.OK
+
+
+def test_a_device_without_attention_knows_neither_softmax_nor_transposition() -> None:
+    assert check(scores(), TINY, WINDOW, scale=SCALE).status is Status.BAD_OP
+    assert check(weighed(), TINY, WINDOW).status is Status.BAD_RESERVED
+    assert check(weighed(source=Source.SLOT), TINY, WINDOW).status is Status.BAD_RESERVED
+    assert check(weighed(source=3), TINY, WINDOW).status is Status.BAD_FLAGS
 
 
 @given(st.builds(Descriptor, **{f.name: st.integers(0, (1 << f.width) - 1) for f in FIELDS}))
 def test_any_encoding_gets_a_status(d: Descriptor) -> None:
     assert check(d, TINY, WINDOW).status in Status
+    assert check(d, TINY, WINDOW, attention=True).status in Status
 
 
 def test_the_first_fault_wins() -> None:
@@ -111,6 +179,75 @@ def test_chain_carries_kept_columns_operand_and_sums() -> None:
     assert check(legal(2, 64, 2, acc_in=1), TINY, WINDOW, sums.chain).status is Status.OK
     assert check(legal(1, 64, 2, acc_in=1), TINY, WINDOW, sums.chain).status is Status.CHAIN_BROKEN
     assert check(legal(2, 64, 2), TINY, WINDOW, sums.chain).status is Status.CHAIN_BROKEN
+
+
+def run_chain(*chain: Descriptor) -> tuple[Status, ChainState]:
+    """The first status of ``chain`` that is not OK, or that of its end, and the state then."""
+    state = ChainState()
+    for d in chain:
+        verdict = check(d, TINY, WINDOW, state, SCALE, attention=True)
+        state = verdict.chain
+        if verdict.status is not Status.OK:
+            break
+    return verdict.status, state
+
+
+def append(tokens: int, **shape: int) -> Descriptor:
+    return scores(tokens, keep=Keep.APPEND, source=Source.CHAIN, **shape)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 16])
+def test_kept_tokens_fill_the_region_of_each_pair_and_not_more(batch: int) -> None:
+    most = TINY.kept_stride((batch + 1) // 2) * 32
+    dims = 32 if batch > 4 else 64
+    assert run_chain(scores(most, dims, batch), weighed(16, most, batch)) == (Status.OK, ChainState())
+    assert run_chain(scores(most + 1, dims, batch))[0] is Status.OUTPUT_TOO_LARGE
+    if most > 64:
+        parts = scores(64, dims, batch), append(most - 64, dims=dims, batch=batch)
+        assert run_chain(*parts, weighed(16, most, batch))[0] is Status.OK
+        assert run_chain(*parts, append(1, dims=dims, batch=batch))[0] is Status.CHAIN_BROKEN
+
+
+def test_a_softmax_chain_keeps_its_kind_and_weighs_all_its_tokens_once() -> None:
+    first = scores(64)
+    assert run_chain(first, append(7), weighed(tokens=71))[0] is Status.OK
+    status, state = run_chain(first, append(7), weighed(tokens=71, chain=1))
+    assert (status, state.kept_softmax, state.kept_columns) == (Status.OK, True, 71)
+    for tokens in (70, 72, 7):
+        assert run_chain(first, append(7), weighed(tokens=tokens))[0] is Status.CHAIN_BROKEN
+    assert run_chain(first, append(7), append(1))[0] is Status.CHAIN_BROKEN  # not whole words
+    assert run_chain(first, weighed(tokens=64, batch=1))[0] is Status.CHAIN_BROKEN
+    assert run_chain(first, scores(32, batch=1, keep=Keep.APPEND))[0] is Status.CHAIN_BROKEN
+
+
+def test_plain_and_softmax_intermediates_do_not_mix() -> None:
+    plain = legal(64, keep=Keep.NEW, chain=1)
+    assert run_chain(plain, weighed(tokens=64))[0] is Status.CHAIN_BROKEN
+    assert run_chain(plain, append(32))[0] is Status.CHAIN_BROKEN
+    assert run_chain(scores(64), legal(8, 64, source=Source.KEPT))[0] is Status.CHAIN_BROKEN
+    assert run_chain(scores(64), legal(32, keep=Keep.APPEND, chain=1))[0] is Status.CHAIN_BROKEN
+    assert run_chain(scores(64), legal(64, keep=Keep.NEW, chain=1), legal(8, 64, source=Source.KEPT))[0] is Status.OK
+
+
+def test_accumulators_take_a_long_context_tile_by_tile() -> None:
+    kept = scores(64), append(36)
+    part = weighed(4, 64, chain=1, acc_out=1)
+    assert run_chain(*kept, part, weighed(4, 36, acc_in=1))[0] is Status.OK
+    assert run_chain(*kept, part, weighed(4, 35, acc_in=1))[0] is Status.CHAIN_BROKEN
+    assert run_chain(*kept, part, weighed(4, 37, acc_in=1))[0] is Status.CHAIN_BROKEN
+    assert run_chain(*kept, part, weighed(3, 36, acc_in=1))[0] is Status.CHAIN_BROKEN
+    assert run_chain(*kept, weighed(4, 48, chain=1, acc_out=1), weighed(4, 52, acc_in=1))[0] is Status.CHAIN_BROKEN
+    assert run_chain(*kept, weighed(4, 101, chain=1, acc_out=1))[0] is Status.CHAIN_BROKEN
+    narrow = weighed(2, 64, chain=1, acc_out=1)
+    assert run_chain(*kept, narrow, weighed(2, 36, acc_in=1))[0] is Status.OK
+    assert run_chain(*kept, narrow, legal(2, 64, acc_in=1))[0] is Status.CHAIN_BROKEN  # sums lie elsewhere
+    plain = legal(2, 64, chain=1, acc_out=1)
+    assert run_chain(*kept, plain, weighed(2, 36, acc_in=1))[0] is Status.CHAIN_BROKEN
+
+
+@pytest.mark.parametrize("stride", [2, 3, 7])
+def test_a_value_tile_may_have_room_for_more_tokens(stride: int) -> None:
+    assert run_chain(scores(32), weighed(tokens=32, stride=stride))[0] is Status.OK
 
 
 @given(st.integers(0, (1 << 64) - 1), st.integers(0, 1 << 20), st.integers(0, MEMORY), st.integers(0, 1 << 65))

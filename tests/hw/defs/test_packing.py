@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from plora.hw.defs.config import KEPT_MAX_VALUES, PRESETS, WORD_VALUES, NdpConfig
-from plora.hw.defs.packing import ceil_div, pack_geometry, result_row_words
+from plora.hw.defs.packing import ceil_div, pack_geometry, pack_geometry_transposed, result_row_words
 
 configs = st.sampled_from(list(PRESETS.values()))
 
@@ -62,6 +62,30 @@ def test_short_rows_share_words(config: NdpConfig, rank: int, lanes: int) -> Non
     assert g.stripes == ceil_div(4096, config.channels * 32 // lanes) * ceil_div(rank, 32)
 
 
+@given(configs, st.integers(1, 256), st.integers(1, 1 << 15))
+def test_transposed_geometry_holds_every_token_and_dim(config: NdpConfig, dims: int, tokens: int) -> None:
+    g = pack_geometry_transposed(config, dims, tokens)
+    assert g.group_rows == 2 * config.channels
+    assert g.groups * g.group_rows >= dims > (g.groups - 1) * g.group_rows
+    assert g.beats * 16 >= tokens > (g.beats - 1) * 16
+    assert g.packed_bytes() == g.stripes * config.stripe_bytes
+    # Half a beat of values a beat and channel word: nothing is wasted where dims and tokens are whole.
+    if dims % g.group_rows == 0 and tokens % 16 == 0:
+        assert g.packed_bytes() == 2 * dims * tokens
+
+
+@given(configs, st.integers(1, 256), st.integers(1, 2000), st.integers(0, 500))
+def test_a_stride_is_found_again_and_no_other_size_has_one(
+    config: NdpConfig, dims: int, tokens: int, spare: int
+) -> None:
+    g = pack_geometry_transposed(config, dims, tokens)
+    stride = g.beats + spare
+    assert g.stride(g.packed_bytes(stride)) == stride
+    assert g.stride(g.packed_bytes(stride) + 64) is None or config.channels * g.groups == 1
+    assert g.stride(g.packed_bytes(g.beats - 1)) is None
+
+
 @pytest.mark.parametrize("rows", [1, 31, 32, 33, 4096])
 def test_result_rows_are_whole_words(rows: int) -> None:
     assert result_row_words(rows) * WORD_VALUES >= rows > (result_row_words(rows) - 1) * WORD_VALUES
+    assert result_row_words(rows, transpose=1) == result_row_words(rows) + 1

@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 
 from plora.hw.defs.config import PRESETS, NdpConfig, preset
 from plora.hw.defs.errors import UserError
-from plora.hw.defs.packing import operand_row_stripes, pack_geometry, result_row_words
+from plora.hw.defs.packing import operand_row_stripes, pack_geometry, pack_geometry_transposed, result_row_words
 from plora.sim.functional.layout import (
     gpu_operand_bytes,
     gpu_operand_from_bytes,
     pack_operand,
+    pack_transposed,
     result_bytes,
     result_from_bytes,
     unpack_operand,
+    unpack_transposed,
 )
 
 CONFIGS = [*PRESETS.values(), NdpConfig("one", 1, 1024, 1024, 1024, 1, 2, 20)]
@@ -59,6 +61,40 @@ def test_unpacking_gives_back_what_was_packed(config: NdpConfig, n: int, k: int)
     assert len(packed) == pack_geometry(config, n, k).packed_bytes
     assert np.array_equal(unpack_operand(packed, config, n, k).view(np.uint16), matrix.view(np.uint16))
     assert np.count_nonzero(np.frombuffer(packed, np.uint16)) == n * k
+
+
+@given(configs, st.integers(1, 70), st.integers(1, 50), st.integers(0, 2))
+def test_every_value_of_a_transposed_operand_lies_where_the_formula_says(
+    config: NdpConfig, tokens: int, dims: int, spare: int
+) -> None:
+    matrix = distinct(tokens, dims)
+    g = pack_geometry_transposed(config, dims, tokens)
+    stride = g.beats + spare
+    data = pack_transposed(matrix, config, stride)
+    assert len(data) == g.packed_bytes(stride)
+    packed = np.frombuffer(data, np.uint16).reshape(g.groups * stride, config.channels, 32)
+    expected = np.zeros_like(packed)
+    for token in range(tokens):
+        for dim in range(dims):
+            b, (s, c) = token // 16, divmod(token % 16, config.channels)
+            i, lane = divmod(dim, 2 * config.channels)
+            expected[i * stride + b, c, s * 2 * config.channels + lane] = matrix.view(np.uint16)[token, dim]
+    assert np.array_equal(packed, expected)
+    assert np.array_equal(unpack_transposed(data, config, dims, tokens).view(np.uint16), matrix.view(np.uint16))
+
+
+def test_a_token_of_a_transposed_operand_is_whole_words_at_sixteen_channels() -> None:
+    config = preset("full")
+    before, after = (np.frombuffer(pack_transposed(distinct(n, 96), config, 8), np.uint16) for n in (100, 101))
+    words = np.flatnonzero(before != after) // 32
+    assert np.array_equal(np.unique(words, return_counts=True)[1], [32, 32, 32])
+
+
+def test_transposed_packing_refuses_what_does_not_fit() -> None:
+    with pytest.raises(UserError, match="33 tokens take 3 stripes a group, more than the 2 set aside"):
+        pack_transposed(distinct(33, 8), preset("tiny"), 2)
+    with pytest.raises(UserError, match="no packed transposed operand of 33 tokens x 8 dims"):
+        unpack_transposed(bytes(2 * 2 * 128), preset("tiny"), 8, 33)
 
 
 @given(configs, st.integers(1, 9), columns)

@@ -60,7 +60,7 @@ def test_descriptor_reaches_the_core_with_what_its_queue_allows(bench: DeviceBen
     ring = bench.queue(1, submission_log2=12, result_log2=13, depth=2)
     bench.only_lines_of(ring)
     d = Descriptor(
-        type=1, op=5, dtype=6, source=2, keep=1, acc_in=1, acc_out=1, reserved=21,
+        type=1, op=5, dtype=6, source=2, keep=1, acc_in=1, acc_out=1, transpose=1, reserved=10,
         device_address=0xFEDC_BA98_7654_3210, device_bytes=0xABCDE, device_rows=0x12345,
         device_columns=0x54321, gpu_bytes=0xFFFFF, gpu_rows=1, gpu_columns=0x80000,
     )  # fmt: skip
