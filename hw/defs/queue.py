@@ -67,7 +67,12 @@ class LineField(NamedTuple):
 
 SUBMISSION_FIELDS: tuple[LineField, ...] = (
     LineField("descriptor", 0, DESCRIPTOR_BYTES, "the descriptor"),
-    LineField("softmax_scale", SOFTMAX_SCALE_OFFSET, 4, "FP32 factor of the scores, exponents of 2; low 7 bits ignored; for SOFTMAX"),
+    LineField(
+        "softmax_scale",
+        SOFTMAX_SCALE_OFFSET,
+        4,
+        "FP32 factor of the scores, to which 2 is then raised; its low 7 bits are ignored; read for op SOFTMAX only",
+    ),
     LineField("valid", VALID_OFFSET, 4, "valid word of this ring pass; written last"),
 )
 
