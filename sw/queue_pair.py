@@ -29,6 +29,7 @@ from plora.hw.defs.queue import (
     LINE_BYTES,
     PASS_BITS,
     RESULT_OFFSET,
+    Anchor,
     Completion,
     operand_offset,
     submission_line,
@@ -36,7 +37,7 @@ from plora.hw.defs.queue import (
 )
 from plora.hw.defs.registers import queue_offset
 from plora.hw.defs.status import MEANING, Status
-from plora.sim.functional.layout import Matrix, gpu_operand_bytes, result_from_bytes
+from plora.sim.functional.layout import Matrix, anchored_result_from_bytes, gpu_operand_bytes, result_from_bytes
 from plora.sw.driver import DeviceError, Driver, line_bytes
 
 COUNT_MASK = 0xFFFF
@@ -65,6 +66,8 @@ class Request:
 
     descriptor: Descriptor
     operand: npt.NDArray[Any] | None = None
+    softmax_scale: int = 0
+    """Of op SOFTMAX: FP32 bits (`plora.hw.defs.queue.softmax_scale`)."""
 
 
 @dataclass
@@ -77,6 +80,8 @@ class Ticket:
     completion: Completion | None = None
     result: Matrix | None = None
     """B x N, once completed; None if the descriptor wrote no result."""
+    anchors: tuple[Anchor, ...] | None = None
+    """One a row, of the result of a transposed descriptor."""
 
     @property
     def status(self) -> int | None:
@@ -304,7 +309,7 @@ class QueuePair:
             raise UserError(f"the last descriptor submitted continues its chain: {requests[-1].descriptor.describe()}")
         # All that can be wrong is found before anything is written.
         for request in requests:
-            request.descriptor.pack()
+            submission_line(request.descriptor, 0, request.softmax_scale)
             self._check_operand(request)
         tickets: list[Ticket] = []
         start = 0
@@ -360,7 +365,7 @@ class QueuePair:
             address = self._submission_slot(slot)
             if request.operand is not None:
                 self._write_operand(address + operand_offset(self.driver.config), request.operand)
-            lines.append((address, submission_line(request.descriptor, ring_pass)))
+            lines.append((address, submission_line(request.descriptor, ring_pass, request.softmax_scale)))
             tickets.append(Ticket(self._numbers, request))
             progress.submitted += 1
             self._numbers += 1
@@ -487,29 +492,32 @@ class QueuePair:
             return None
         traffic.completion_bytes += LINE_BYTES
         ticket = progress.tickets[0]
-        result = self._read_result(ticket, completion, address)
+        self._read_result(ticket, completion, address)
         progress.tickets.popleft()
-        ticket.completion, ticket.result = completion, result
+        ticket.completion = completion
         progress.completed += 1
         progress.waited_cycles, progress.next_wait_cycles = 0, _FIRST_WAIT_CYCLES
         self._head_of_cut_chain = [*self._head_of_cut_chain, ticket.request] if ticket.request.descriptor.chain else []
         return ticket
 
-    def _read_result(self, ticket: Ticket, completion: Completion, address: int) -> Matrix | None:
+    def _read_result(self, ticket: Ticket, completion: Completion, address: int) -> None:
         d = ticket.request.descriptor
         if completion.descriptor != d and completion.descriptor.pack() != d.pack():
             raise self._lie(f"completed another descriptor ({completion.descriptor.describe()})", ticket)
         written = completion.status == Status.OK and not d.keep and not d.acc_out
-        size = d.gpu_rows * result_row_words(d.device_rows) * WORD_BYTES if written else 0
+        size = d.gpu_rows * result_row_words(d.device_rows, transpose=d.transpose) * WORD_BYTES if written else 0
         if completion.result_bytes != size:
             raise self._lie(f"says that it wrote {completion.result_bytes} result bytes, not {size}", ticket)
         if not written:
-            return None
+            return
         if RESULT_OFFSET + size > self.place.result_slot_bytes:
             raise self._lie(f"says that a result of {size} bytes fitted its slot", ticket)
         self.driver.traffic.result_bytes += size
         data = self.driver.port.hdm_read(address + RESULT_OFFSET, size)
-        return result_from_bytes(data, d.gpu_rows, d.device_rows)
+        if d.transpose:
+            ticket.result, ticket.anchors = anchored_result_from_bytes(data, d.gpu_rows, d.device_rows)
+        else:
+            ticket.result = result_from_bytes(data, d.gpu_rows, d.device_rows)
 
     def _lie(self, what: str, ticket: Ticket) -> DeviceError:
         d = ticket.request.descriptor

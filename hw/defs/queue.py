@@ -107,7 +107,13 @@ SCALE_MIN_EXPONENT, SCALE_MAX_EXPONENT = -24, 7
 
 
 def submission_line(descriptor: Descriptor, pass_number: int, softmax_scale: int = 0) -> bytes:
-    """The 64 bytes of line 0 of a submission slot; ``softmax_scale`` as FP32 bits."""
+    """The 64 bytes of line 0 of a submission slot; ``softmax_scale`` as FP32 bits.
+
+    Raises:
+        UserError: the scale, or a field of the descriptor, has more bits than there are.
+    """
+    if not 0 <= softmax_scale < 1 << 32:
+        raise UserError(f"softmax scale {softmax_scale:#x}: give the bits of an FP32 number")
     values = {
         "descriptor": descriptor.pack(),
         "softmax_scale": softmax_scale.to_bytes(4, "little"),

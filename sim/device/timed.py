@@ -19,6 +19,7 @@ from plora.hw.defs.queue import (
     VALID_OFFSET,
     VALID_TAG,
     operand_offset,
+    softmax_scale_of,
     valid_word,
 )
 from plora.hw.defs.registers import QUEUE_BASE, global_offset, queue_offset
@@ -71,7 +72,7 @@ class TimedDevice(FunctionalDevice):
     is in memory in the cycle that the model says.
 
     Parameters:
-        config, memory_bytes, fill: see `FunctionalDevice`.
+        config, memory_bytes, fill, attention: see `FunctionalDevice`.
         timing: the memory behind its channels.
         path: how the host's lines reach it; a `LinkPort`, or by default the test bench's bus.
 
@@ -87,8 +88,9 @@ class TimedDevice(FunctionalDevice):
         *,
         path: HostPath | None = None,
         fill: int = 0,
+        attention: bool = False,
     ) -> None:
-        super().__init__(config, memory_bytes, fill=fill)
+        super().__init__(config, memory_bytes, fill=fill, attention=attention)
         self._c = load_constants()
         self._kernel = DeviceKernel(
             config,
@@ -293,13 +295,17 @@ class TimedDevice(FunctionalDevice):
         if wanted.broken:
             queue.fault = Status.CHAIN_BROKEN
             self._chain_queue = None
-        d = Descriptor.unpack(self.memory.read(submission_slot, LINE_BYTES))
+        line = self.memory.read(submission_slot, LINE_BYTES)
+        d = Descriptor.unpack(line)
         faulty = queue.fault is not Status.OK
         if faulty:
             outcome = Outcome(queue.fault)
         else:
             window = QueueWindow(setup.base, setup.limit, 1 << setup.submission_slot_log2, 1 << setup.result_slot_log2)
-            outcome = self._core.execute(d, window, submission_slot, result_slot, first=self._chain_queue is None)
+            first = self._chain_queue is None
+            outcome = self._core.execute(
+                d, window, submission_slot, result_slot, first=first, softmax_scale=softmax_scale_of(line)
+            )
         self._follow_chain(wanted.queue, d, faulty=faulty)
         demand = None
         if outcome.status is Status.OK:

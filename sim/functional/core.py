@@ -8,14 +8,43 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from plora.hw.defs.config import PE_ROWS, WORD_BYTES, NdpConfig
-from plora.hw.defs.descriptor import Descriptor, Keep, Source
+from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
 from plora.hw.defs.legality import ChainState, QueueWindow, check
-from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
-from plora.hw.defs.queue import NUMERIC_NAN, NUMERIC_OVERFLOW, RESULT_OFFSET, operand_offset
+from plora.hw.defs.packing import (
+    ceil_div,
+    operand_row_stripes,
+    pack_geometry,
+    pack_geometry_transposed,
+    result_row_words,
+)
+from plora.hw.defs.queue import (
+    ANCHOR_NAN,
+    ANCHOR_NONE,
+    NUMERIC_NAN,
+    NUMERIC_OVERFLOW,
+    RESULT_OFFSET,
+    Anchor,
+    operand_offset,
+)
 from plora.hw.defs.status import Status
-from plora.sim.functional.layout import Matrix, gpu_operand_from_bytes, result_bytes, unpack_operand
+from plora.sim.functional.layout import (
+    Matrix,
+    anchored_result_bytes,
+    gpu_operand_from_bytes,
+    result_bytes,
+    unpack_operand,
+    unpack_transposed,
+)
 from plora.sim.functional.memory import MemoryFault, SparseMemory
-from plora.sim.golden.numerics import Grid, gemm_grid, grid_to_fp16
+from plora.sim.golden.numerics import BoolArray, Grid, gemm_grid, grid_to_fp16, grid_to_scores
+from plora.sim.golden.softmax import (
+    NO_ANCHOR,
+    RowState,
+    Weights,
+    attention_output,
+    rescale_weights,
+    softmax_tile,
+)
 
 
 @dataclass(frozen=True)
@@ -37,44 +66,78 @@ class _Chain:
     state: ChainState = field(default_factory=ChainState)
     operand: Matrix | None = None
     kept: Matrix | None = None
+    weights: Weights | None = None
+    """The kept softmax terms."""
+    rows: RowState | None = None
+    """State of the softmax unit beside them."""
     sums: Grid | None = None
     """What the accumulators hold from one descriptor to the next."""
+    summed: int = 0
+    """Columns of the GPU operand that are in them."""
+
+
+def _numeric(nan: BoolArray, overflow: BoolArray) -> int:
+    return NUMERIC_NAN * bool(nan.any()) | NUMERIC_OVERFLOW * bool(overflow.any())
+
+
+def _anchors(rows: RowState) -> list[Anchor]:
+    """The words that end the result rows of a transposed descriptor."""
+    return [
+        Anchor(ANCHOR_NONE if anchor == NO_ANCHOR else int(anchor), int(shift), ANCHOR_NAN * bool(nan), int(total))
+        for anchor, shift, nan, total in zip(rows.anchor, rows.shift, rows.nan, rows.total, strict=True)
+    ]
 
 
 class FunctionalCore:
     """Executes descriptors strictly one after the other on ``memory``.
 
     A chain's state lives here, as it does in the device: `execute` with ``first`` forgets it.
+
+    Parameters:
+        config, memory: sizes of the device, and its memory.
+        attention: the device has a softmax unit (`plora.hw.defs.legality.check`).
     """
 
-    def __init__(self, config: NdpConfig, memory: SparseMemory) -> None:
+    def __init__(self, config: NdpConfig, memory: SparseMemory, *, attention: bool = False) -> None:
         self._config = config
         self._memory = memory
+        self._attention = attention
         self._chain = _Chain()
         self._aborted = False
 
     def execute(
-        self, d: Descriptor, window: QueueWindow, submission_slot: int, result_slot: int, *, first: bool
+        self,
+        d: Descriptor,
+        window: QueueWindow,
+        submission_slot: int,
+        result_slot: int,
+        *,
+        first: bool,
+        softmax_scale: int = 0,
     ) -> Outcome:
         """Run ``d`` and write its result, but not its completion line.
 
         Parameters:
             submission_slot, result_slot: DPA of the descriptor's two slots.
             first: ``d`` begins a chain, or is none.
+            softmax_scale: of the submission line, FP32 bits.
         """
         if first:
             self._chain = _Chain()
-        outcome = Outcome(Status.CHAIN_ABORTED) if self._aborted and not first else self._judge(d, window)
+        if self._aborted and not first:
+            outcome = Outcome(Status.CHAIN_ABORTED)
+        else:
+            outcome = self._judge(d, window, softmax_scale)
         if outcome.status is Status.OK:
             try:
-                outcome = self._compute(d, submission_slot, result_slot)
+                outcome = self._compute(d, submission_slot, result_slot, softmax_scale)
             except MemoryFault:
                 outcome = Outcome(Status.MEMORY_ERROR)
         self._aborted = bool(d.chain) and outcome.status is not Status.OK
         return outcome
 
-    def _judge(self, d: Descriptor, window: QueueWindow) -> Outcome:
-        verdict = check(d, self._config, window, self._chain.state)
+    def _judge(self, d: Descriptor, window: QueueWindow, softmax_scale: int) -> Outcome:
+        verdict = check(d, self._config, window, self._chain.state, softmax_scale, attention=self._attention)
         if verdict.status is Status.OK:
             self._chain.state = verdict.chain
         return Outcome(verdict.status)
@@ -85,27 +148,51 @@ class FunctionalCore:
             size = d.gpu_rows * operand_row_stripes(self._config, d.gpu_columns) * self._config.stripe_bytes
             data = self._memory.read(submission_slot + operand_offset(self._config), size)
             chain.operand = gpu_operand_from_bytes(data, self._config, d.gpu_rows, d.gpu_columns)
+        if d.transpose:
+            assert chain.weights is not None and chain.rows is not None
+            scaled = rescale_weights(chain.weights.p, chain.weights.anchors, chain.rows.anchor, self._config)
+            return scaled[:, chain.summed : chain.summed + d.gpu_columns]
         source = chain.kept if d.source == Source.KEPT else chain.operand
         assert source is not None, "legality.check accepted a source that the chain does not have"
         return source
 
-    def _compute(self, d: Descriptor, submission_slot: int, result_slot: int) -> Outcome:
+    def _weights(self, d: Descriptor) -> tuple[Matrix, int]:
+        """The device operand, N x K, and the stripes that are read for it."""
+        config, n, k = self._config, d.device_rows, d.device_columns
+        if not d.transpose:
+            data = self._memory.read(d.device_address, d.device_bytes)
+            return unpack_operand(data, config, n, k), pack_geometry(config, n, k).stripes
+        g = pack_geometry_transposed(config, n, k)
+        # Of each group only the stripes that hold tokens are read.
+        step, size = d.device_bytes // g.groups, g.beats * config.stripe_bytes
+        data = b"".join(self._memory.read(d.device_address + group * step, size) for group in range(g.groups))
+        return np.ascontiguousarray(unpack_transposed(data, config, n, k).T), g.stripes
+
+    def _compute(self, d: Descriptor, submission_slot: int, result_slot: int, softmax_scale: int) -> Outcome:
         config, chain = self._config, self._chain
         x = self._operand(d, submission_slot)
-        w = unpack_operand(self._memory.read(d.device_address, d.device_bytes), config, d.device_rows, d.device_columns)
+        w, stripes = self._weights(d)
         sums = gemm_grid(x, w, config.accumulator)
         if d.acc_in:
             assert chain.sums is not None
             sums = chain.sums + sums
-        chain.sums = sums if d.acc_out else None
-        stripes = pack_geometry(config, d.device_rows, d.device_columns).stripes
+        chain.sums, chain.summed = (sums, chain.summed + d.gpu_columns) if d.acc_out else (None, 0)
         operand_stripes = d.gpu_rows * operand_row_stripes(config, d.gpu_columns) if d.source == Source.SLOT else 0
         cycles = stripes * ceil_div(d.gpu_rows, PE_ROWS)
         words_read = (stripes + operand_stripes) * config.channels
         if d.acc_out:
             return Outcome(Status.OK, cycles=cycles, words_read=words_read)
-        y, nan, overflow = grid_to_fp16(sums, config.accumulator)
-        numeric = NUMERIC_NAN * bool(nan.any()) | NUMERIC_OVERFLOW * bool(overflow.any())
+        if d.op == Op.SOFTMAX:
+            numeric = self._keep_softmax(d, sums, softmax_scale)
+            return Outcome(Status.OK, numeric, cycles=cycles, words_read=words_read)
+        if d.transpose:
+            assert chain.rows is not None
+            y, nan, overflow = attention_output(sums, chain.rows, config)
+            data = anchored_result_bytes(y, _anchors(chain.rows))
+        else:
+            y, nan, overflow = grid_to_fp16(sums, config.accumulator)
+            data = result_bytes(y)
+        numeric = _numeric(nan, overflow)
         if d.keep == Keep.NEW:
             chain.kept = y
         elif d.keep == Keep.APPEND:
@@ -113,10 +200,24 @@ class FunctionalCore:
             chain.kept = np.concatenate([chain.kept, y], axis=1)
         if d.keep != Keep.NONE:
             return Outcome(Status.OK, numeric, cycles=cycles, words_read=words_read)
-        data = result_bytes(y)
         self._write_lines(result_slot + RESULT_OFFSET, data)
-        assert len(data) == d.gpu_rows * result_row_words(d.device_rows) * WORD_BYTES
+        assert len(data) == d.gpu_rows * result_row_words(d.device_rows, transpose=d.transpose) * WORD_BYTES
         return Outcome(Status.OK, numeric, len(data), cycles, words_read, len(data) // WORD_BYTES)
+
+    def _keep_softmax(self, d: Descriptor, sums: Grid, softmax_scale: int) -> int:
+        """Keep the terms of one tile of scores; return the numeric flags."""
+        config, chain = self._config, self._chain
+        state = RowState.start(d.gpu_rows) if d.keep == Keep.NEW else chain.rows
+        assert state is not None
+        scores = grid_to_scores(sums, config.accumulator)
+        scale = float(np.uint32(softmax_scale).view(np.float32))
+        tile, chain.rows = softmax_tile(scores, scale, state, config)
+        if d.keep == Keep.NEW:
+            chain.weights = tile
+        else:
+            assert chain.weights is not None
+            chain.weights = chain.weights.append(tile)
+        return _numeric(tile.nan, tile.overflow)
 
     def _write_lines(self, address: int, data: bytes) -> None:
         """Write whole lines; one that faults does not keep the others from being written."""

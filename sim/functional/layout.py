@@ -6,6 +6,7 @@ little-endian. Nothing here looks at a value: any two-byte type may be moved.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from plora.hw.defs.config import DOT_LANES, VALUE_BYTES, WORD_BYTES, NdpConfig
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.packing import operand_row_stripes, pack_geometry, pack_geometry_transposed, result_row_words
+from plora.hw.defs.queue import Anchor
 
 Matrix = npt.NDArray[np.float16]
 _BITS = np.dtype("<u2")
@@ -123,6 +125,21 @@ def result_bytes(result: npt.NDArray[Any]) -> bytes:
     padded = np.zeros((rows, result_row_words(columns) * (WORD_BYTES // VALUE_BYTES)), dtype=_BITS)
     padded[:, :columns] = bits
     return padded.tobytes()
+
+
+def anchored_result_bytes(result: npt.NDArray[Any], anchors: Sequence[Anchor]) -> bytes:
+    """Return a result (B x N) with the anchors of its rows as it lies in a result slot."""
+    rows = np.frombuffer(result_bytes(result), np.uint8).reshape(len(anchors), -1)
+    words = np.frombuffer(b"".join(anchor.pack() for anchor in anchors), np.uint8).reshape(len(anchors), -1)
+    return np.concatenate([rows, words], axis=1).tobytes()
+
+
+def anchored_result_from_bytes(data: bytes, rows: int, columns: int) -> tuple[Matrix, tuple[Anchor, ...]]:
+    """Return the rows x columns result and the anchors that `anchored_result_bytes` made into ``data``."""
+    size = len(data) // rows
+    each = [data[row * size : (row + 1) * size] for row in range(rows)]
+    values = b"".join(row[:-WORD_BYTES] for row in each)
+    return result_from_bytes(values, rows, columns), tuple(Anchor.unpack(row[-WORD_BYTES:]) for row in each)
 
 
 def result_from_bytes(data: bytes, rows: int, columns: int) -> Matrix:

@@ -40,9 +40,9 @@ They do depend on the unit's size: a later anchor rounds subnormal p a second ti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -126,6 +126,11 @@ class Weights(NamedTuple):
     """(rows, units)."""
     nan: BoolArray
     overflow: BoolArray
+
+    def append(self, tile: Weights) -> Weights:
+        """Return these and the next tile's."""
+        before: Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = zip(self, tile, strict=True)
+        return Weights(*(np.concatenate(parts, axis=1) for parts in before))
 
 
 class Partial(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +15,7 @@ from plora.sim.system.work import IntArray
 class Blocks:
     """KV blocks of `size` tokens; `capacity` of them exist (None: as many as are asked for).
 
-    `reserved` blocks' worth of the same memory is taken by adapters. `squeeze` is called whenever there
-    may be less room than before, for what is only kept while nobody needs its room.
+    `reserved` blocks' worth of the same memory is taken by adapters.
     """
 
     size: int
@@ -25,7 +23,6 @@ class Blocks:
     used: int = 0
     reserved: int = 0
     peak: int = 0
-    squeeze: Callable[[], None] | None = None
 
     def of(self, tokens: int) -> int:
         """Return the blocks that `tokens` tokens take."""
@@ -46,8 +43,6 @@ class Blocks:
             raise AssertionError(f"{blocks} KV blocks taken, {self.free} free")
         self.used += blocks
         self.peak = max(self.peak, self.used)
-        if self.squeeze is not None:
-            self.squeeze()
 
     def give(self, blocks: int) -> None:
         """Return `blocks` blocks.
@@ -90,8 +85,6 @@ class AdapterCache:
 
     def _reserve(self) -> None:
         self.blocks.reserved = -int(-self.held_bytes // self.block_bytes)
-        if self.blocks.squeeze is not None:
-            self.blocks.squeeze()
 
     def holds(self, adapter: int) -> bool:
         """Return whether `adapter` is in HBM, or on its way."""

@@ -91,6 +91,12 @@ def test_the_scale_is_rounded_to_the_bits_that_the_device_uses(factor: float) ->
     assert abs(fp32(bits) - factor) <= 2.0**-17 * factor or factor > 2.0**8 * (1 - 2.0**-17)
 
 
+@pytest.mark.parametrize("bits", [-1, 1 << 32])
+def test_a_scale_of_more_than_32_bits_is_refused(bits: int) -> None:
+    with pytest.raises(UserError, match="softmax scale"):
+        submission_line(Descriptor(), 1, bits)
+
+
 @pytest.mark.parametrize("factor", [0.0, -1.0, 2.0**-25, 2.0**8, float("nan"), float("inf")])
 def test_a_scale_out_of_range_is_refused(factor: float) -> None:
     with pytest.raises(UserError, match="softmax scale"):
