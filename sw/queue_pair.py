@@ -27,10 +27,12 @@ from plora.hw.defs.legality import RingSetup, ring_setup_allowed
 from plora.hw.defs.packing import ceil_div, operand_row_stripes, result_row_words
 from plora.hw.defs.queue import (
     LINE_BYTES,
+    NO_EXPONENTS,
     PASS_BITS,
     RESULT_OFFSET,
     Anchor,
     Completion,
+    Exponents,
     operand_offset,
     submission_line,
     valid_word,
@@ -68,6 +70,12 @@ class Request:
     operand: npt.NDArray[Any] | None = None
     softmax_scale: int = 0
     """Of op SOFTMAX: FP32 bits (`plora.hw.defs.queue.softmax_scale`)."""
+    exponents: Exponents = NO_EXPONENTS
+    """Of BF16."""
+
+    def line(self, ring_pass: int) -> bytes:
+        """Line 0 of its slot. Raises UserError where a value does not fit its field."""
+        return submission_line(self.descriptor, ring_pass, self.softmax_scale, self.exponents)
 
 
 @dataclass
@@ -309,7 +317,7 @@ class QueuePair:
             raise UserError(f"the last descriptor submitted continues its chain: {requests[-1].descriptor.describe()}")
         # All that can be wrong is found before anything is written.
         for request in requests:
-            submission_line(request.descriptor, 0, request.softmax_scale)
+            request.line(0)
             self._check_operand(request)
         tickets: list[Ticket] = []
         start = 0
@@ -365,7 +373,7 @@ class QueuePair:
             address = self._submission_slot(slot)
             if request.operand is not None:
                 self._write_operand(address + operand_offset(self.driver.config), request.operand)
-            lines.append((address, submission_line(request.descriptor, ring_pass, request.softmax_scale)))
+            lines.append((address, request.line(ring_pass)))
             tickets.append(Ticket(self._numbers, request))
             progress.submitted += 1
             self._numbers += 1

@@ -26,6 +26,9 @@ _QUEUE_CONSTANTS = {
     "DESCRIPTOR_BYTES": DESCRIPTOR_BYTES,
     "MAX_OPERAND_BYTES": descriptor.MAX_OPERAND_BYTES,
     "SOFTMAX_SCALE_OFFSET": queue.SOFTMAX_SCALE_OFFSET,
+    "EXPONENTS_OFFSET": queue.EXPONENTS_OFFSET,
+    "MIN_OPERAND_EXPONENT": queue.MIN_OPERAND_EXPONENT,
+    "MAX_OPERAND_EXPONENT": queue.MAX_OPERAND_EXPONENT,
     "VALID_OFFSET": queue.VALID_OFFSET,
     "VALID_TAG": queue.VALID_TAG,
     "PASS_BITS": queue.PASS_BITS,
@@ -115,6 +118,14 @@ static inline void plora_submission_line(const struct plora_descriptor *d, uint3
     plora_descriptor_pack(d, line);
     plora_bits_set(line, 8 * PLORA_SOFTMAX_SCALE_OFFSET, 32, softmax_scale);
     plora_bits_set(line, 8 * PLORA_VALID_OFFSET, 32, plora_valid_word(pass));
+}
+
+/* Puts the exponents of a BF16 descriptor into the line, before it is stored. */
+static inline void plora_submission_exponents(uint8_t *line, int8_t operand, int8_t device, int8_t kept)
+{
+    line[PLORA_EXPONENTS_OFFSET] = (uint8_t)operand;
+    line[PLORA_EXPONENTS_OFFSET + 1] = (uint8_t)device;
+    line[PLORA_EXPONENTS_OFFSET + 2] = (uint8_t)kept;
 }
 
 /* True if the line is complete for this pass of the ring. */

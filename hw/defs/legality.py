@@ -32,7 +32,9 @@ from plora.hw.defs.queue import (
     MAX_SLOT_LOG2,
     MIN_DEPTH,
     MIN_SLOT_LOG2,
+    NO_EXPONENTS,
     RESULT_OFFSET,
+    Exponents,
     operand_offset,
     softmax_scale_allowed,
 )
@@ -134,14 +136,14 @@ def _flags_agree(d: Descriptor) -> bool:
     return not d.transpose or (d.source == Source.KEPT and d.keep == Keep.NONE)
 
 
-def _static(d: Descriptor, config: NdpConfig, window: QueueWindow, scale: int, *, attention: bool) -> Status:
+def _static(d: Descriptor, config: NdpConfig, window: QueueWindow, *, attention: bool, bf16: bool) -> Status:
     n, k, b = d.device_rows, d.device_columns, d.gpu_rows
     softmax = d.op == Op.SOFTMAX
     if d.type != Type.READ_COMPUTE:
         return Status.BAD_TYPE
     if d.op not in (Op.GEMV, Op.GEMM) and not (softmax and attention):
         return Status.BAD_OP
-    if d.dtype != DType.FP16:
+    if d.dtype != DType.FP16 and not (d.dtype == DType.BF16 and bf16):
         return Status.BAD_DTYPE
     if not _flags_agree(d if attention else replace(d, transpose=0)):
         return Status.BAD_FLAGS
@@ -185,9 +187,13 @@ def _static(d: Descriptor, config: NdpConfig, window: QueueWindow, scale: int, *
         not (d.keep or d.acc_out) and result_end > window.result_slot_bytes
     ):
         return Status.SLOT_OVERFLOW
-    if softmax and not softmax_scale_allowed(scale):
-        return Status.BAD_SCALE
     return Status.OK
+
+
+def _scales_allowed(d: Descriptor, scale: int, exponents: Exponents) -> bool:
+    if d.op == Op.SOFTMAX and not softmax_scale_allowed(scale):
+        return False
+    return d.dtype != DType.BF16 or exponents.allowed()
 
 
 def _geometry(d: Descriptor, config: NdpConfig) -> tuple[int, int, int]:
@@ -250,18 +256,22 @@ def check(
     window: QueueWindow,
     chain: ChainState = ChainState(),
     scale: int = 0,
+    exponents: Exponents = NO_EXPONENTS,
     *,
     attention: bool = False,
+    bf16: bool = False,
 ) -> Verdict:
     """Judge descriptor ``d`` of a queue with ``window``, given what its chain left on the device.
 
     ``chain`` is the default for the first descriptor of a chain (and for one that is no chain); ``scale`` is the
-    softmax scale of the submission line, FP32 bits. A device without ``attention`` has neither SOFTMAX nor
-    transposed operands.
+    softmax scale of the submission line, FP32 bits, and ``exponents`` are those beside it. A device without
+    ``attention`` has neither SOFTMAX nor transposed operands, one without ``bf16`` FP16 only.
     """
-    status = _static(d, config, window, scale, attention=attention)
+    status = _static(d, config, window, attention=attention, bf16=bf16)
     if status is not Status.OK:
         return Verdict(status)
+    if not _scales_allowed(d, scale, exponents):
+        return Verdict(Status.BAD_SCALE)
     if not _follows(d, config, chain):
         return Verdict(Status.CHAIN_BROKEN)
     n, k, b = d.device_rows, d.device_columns, d.gpu_rows

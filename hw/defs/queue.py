@@ -36,6 +36,7 @@ LINE_BYTES = WORD_BYTES
 """Bytes that are read and written as one piece."""
 
 SOFTMAX_SCALE_OFFSET = 32
+EXPONENTS_OFFSET = 36
 VALID_OFFSET = 60
 VALID_TAG = 0x5C
 PASS_BITS = 24
@@ -73,6 +74,20 @@ SUBMISSION_FIELDS: tuple[LineField, ...] = (
         4,
         "FP32 factor of the scores, to which 2 is then raised; its low 7 bits are ignored; read for op SOFTMAX only",
     ),
+    LineField(
+        "operand_exponent",
+        EXPONENTS_OFFSET,
+        1,
+        "signed, read for BF16 only, as are the next two: a GPU operand from the slot is multiplied by 2 to this, and"
+        " the sums divided by it, whatever their source",
+    ),
+    LineField("device_exponent", EXPONENTS_OFFSET + 1, 1, "signed: the same of the device operand"),
+    LineField(
+        "kept_exponent",
+        EXPONENTS_OFFSET + 2,
+        1,
+        "signed: a result that stays on the device is multiplied by 2 to this, once it is BF16",
+    ),
     LineField("valid", VALID_OFFSET, 4, "valid word of this ring pass; written last"),
 )
 
@@ -106,23 +121,56 @@ _FP32_FRACTION_BITS, _FP32_BIAS = 23, 127
 SCALE_MIN_EXPONENT, SCALE_MAX_EXPONENT = -24, 7
 
 
-def submission_line(descriptor: Descriptor, pass_number: int, softmax_scale: int = 0) -> bytes:
+MIN_OPERAND_EXPONENT, MAX_OPERAND_EXPONENT = -128, 39
+"""Exponents that a BF16 descriptor may state. With the largest for both operands and for the softmax's shift, one
+step of the sums is still a normal BF16 value, so that no result is ever subnormal."""
+
+
+class Exponents(NamedTuple):
+    """Powers of two that bring BF16 operands into the range of FP16, see `SUBMISSION_FIELDS`."""
+
+    operand: int = 0
+    device: int = 0
+    kept: int = 0
+
+    def allowed(self) -> bool:
+        """True if a BF16 descriptor may state them."""
+        return all(MIN_OPERAND_EXPONENT <= exponent <= MAX_OPERAND_EXPONENT for exponent in self)
+
+
+NO_EXPONENTS = Exponents()
+
+
+def submission_line(
+    descriptor: Descriptor, pass_number: int, softmax_scale: int = 0, exponents: Exponents = NO_EXPONENTS
+) -> bytes:
     """The 64 bytes of line 0 of a submission slot; ``softmax_scale`` as FP32 bits.
 
     Raises:
-        UserError: the scale, or a field of the descriptor, has more bits than there are.
+        UserError: a value does not fit its field.
     """
     if not 0 <= softmax_scale < 1 << 32:
         raise UserError(f"softmax scale {softmax_scale:#x}: give the bits of an FP32 number")
+    for name, exponent in exponents._asdict().items():
+        if not -128 <= exponent <= 127:
+            raise UserError(f"the {name} exponent is {exponent}: it has 8 bits, -128 ... 127")
     values = {
         "descriptor": descriptor.pack(),
         "softmax_scale": softmax_scale.to_bytes(4, "little"),
+        "operand_exponent": exponents.operand.to_bytes(1, "little", signed=True),
+        "device_exponent": exponents.device.to_bytes(1, "little", signed=True),
+        "kept_exponent": exponents.kept.to_bytes(1, "little", signed=True),
         "valid": valid_word(pass_number).to_bytes(4, "little"),
     }
     line = bytearray(LINE_BYTES)
     for field in SUBMISSION_FIELDS:
         line[field.offset : field.offset + field.size] = values[field.name]
     return bytes(line)
+
+
+def exponents_of(line: bytes) -> Exponents:
+    """The exponents in line 0 of a submission slot."""
+    return Exponents(*(int.from_bytes(line[EXPONENTS_OFFSET + i :][:1], "little", signed=True) for i in range(3)))
 
 
 def softmax_scale_of(line: bytes) -> int:

@@ -60,6 +60,6 @@ MEANING: dict[Status, str] = {
     Status.CHAIN_ABORTED: "an earlier descriptor of the same chain failed",
     Status.MEMORY_ERROR: "memory answered with an error or poison",
     Status.ABORTED: "the queue was reset or disabled while the descriptor was under way",
-    Status.BAD_SCALE: "the softmax scale is not a number of at least 2^-24 and below 2^8",
+    Status.BAD_SCALE: "the softmax scale is not at least 2^-24 and below 2^8, or an exponent of BF16 is above 39",
 }
 """One sentence a status, for messages and the documentation table."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from plora.hw.defs.config import PE_ROWS, WORD_BYTES, NdpConfig
-from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
+from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
 from plora.hw.defs.legality import ChainState, QueueWindow, check
 from plora.hw.defs.packing import (
     ceil_div,
@@ -20,10 +20,12 @@ from plora.hw.defs.packing import (
 from plora.hw.defs.queue import (
     ANCHOR_NAN,
     ANCHOR_NONE,
+    NO_EXPONENTS,
     NUMERIC_NAN,
     NUMERIC_OVERFLOW,
     RESULT_OFFSET,
     Anchor,
+    Exponents,
     operand_offset,
 )
 from plora.hw.defs.status import Status
@@ -36,12 +38,12 @@ from plora.sim.functional.layout import (
     unpack_transposed,
 )
 from plora.sim.functional.memory import MemoryFault, SparseMemory
-from plora.sim.golden.numerics import BoolArray, Grid, gemm_grid, grid_to_fp16, grid_to_scores
+from plora.sim.golden import bf16
+from plora.sim.golden.numerics import BoolArray, Grid, IntArray, Results, gemm_grid, grid_to_fp16, grid_to_scores
 from plora.sim.golden.softmax import (
     NO_ANCHOR,
     RowState,
     Weights,
-    attention_output,
     rescale_weights,
     softmax_tile,
 )
@@ -88,6 +90,11 @@ def _anchors(rows: RowState) -> list[Anchor]:
     ]
 
 
+def _as_multiplied(values: Matrix, d: Descriptor, exponent: int) -> Matrix:
+    """What the array multiplies: FP16 as it is, BF16 (bit patterns) brought into its range."""
+    return bf16.to_fp16(values.view(np.uint16), exponent) if d.dtype == DType.BF16 else values
+
+
 class FunctionalCore:
     """Executes descriptors strictly one after the other on ``memory``.
 
@@ -95,13 +102,13 @@ class FunctionalCore:
 
     Parameters:
         config, memory: sizes of the device, and its memory.
-        attention: the device has a softmax unit (`plora.hw.defs.legality.check`).
+        attention, bf16: the device has a softmax unit, and takes BF16 (`plora.hw.defs.legality.check`).
     """
 
-    def __init__(self, config: NdpConfig, memory: SparseMemory, *, attention: bool = False) -> None:
+    def __init__(self, config: NdpConfig, memory: SparseMemory, *, attention: bool = False, bf16: bool = False) -> None:
         self._config = config
         self._memory = memory
-        self._attention = attention
+        self._attention, self._bf16 = attention, bf16
         self._chain = _Chain()
         self._aborted = False
 
@@ -114,40 +121,51 @@ class FunctionalCore:
         *,
         first: bool,
         softmax_scale: int = 0,
+        exponents: Exponents = NO_EXPONENTS,
     ) -> Outcome:
         """Run ``d`` and write its result, but not its completion line.
 
         Parameters:
             submission_slot, result_slot: DPA of the descriptor's two slots.
             first: ``d`` begins a chain, or is none.
-            softmax_scale: of the submission line, FP32 bits.
+            softmax_scale, exponents: of the submission line; the scale as FP32 bits.
         """
         if first:
             self._chain = _Chain()
         if self._aborted and not first:
             outcome = Outcome(Status.CHAIN_ABORTED)
         else:
-            outcome = self._judge(d, window, softmax_scale)
+            outcome = self._judge(d, window, softmax_scale, exponents)
         if outcome.status is Status.OK:
             try:
-                outcome = self._compute(d, submission_slot, result_slot, softmax_scale)
+                outcome = self._compute(d, submission_slot, result_slot, softmax_scale, exponents)
             except MemoryFault:
                 outcome = Outcome(Status.MEMORY_ERROR)
         self._aborted = bool(d.chain) and outcome.status is not Status.OK
         return outcome
 
-    def _judge(self, d: Descriptor, window: QueueWindow, softmax_scale: int) -> Outcome:
-        verdict = check(d, self._config, window, self._chain.state, softmax_scale, attention=self._attention)
+    def _judge(self, d: Descriptor, window: QueueWindow, softmax_scale: int, exponents: Exponents) -> Outcome:
+        verdict = check(
+            d,
+            self._config,
+            window,
+            self._chain.state,
+            softmax_scale,
+            exponents,
+            attention=self._attention,
+            bf16=self._bf16,
+        )
         if verdict.status is Status.OK:
             self._chain.state = verdict.chain
         return Outcome(verdict.status)
 
-    def _operand(self, d: Descriptor, submission_slot: int) -> Matrix:
+    def _operand(self, d: Descriptor, submission_slot: int, exponent: int) -> Matrix:
         chain = self._chain
         if d.source == Source.SLOT:
             size = d.gpu_rows * operand_row_stripes(self._config, d.gpu_columns) * self._config.stripe_bytes
             data = self._memory.read(submission_slot + operand_offset(self._config), size)
-            chain.operand = gpu_operand_from_bytes(data, self._config, d.gpu_rows, d.gpu_columns)
+            operand = gpu_operand_from_bytes(data, self._config, d.gpu_rows, d.gpu_columns)
+            chain.operand = _as_multiplied(operand, d, exponent)
         if d.transpose:
             assert chain.weights is not None and chain.rows is not None
             scaled = rescale_weights(chain.weights.p, chain.weights.anchors, chain.rows.anchor, self._config)
@@ -168,10 +186,13 @@ class FunctionalCore:
         data = b"".join(self._memory.read(d.device_address + group * step, size) for group in range(g.groups))
         return np.ascontiguousarray(unpack_transposed(data, config, n, k).T), g.stripes
 
-    def _compute(self, d: Descriptor, submission_slot: int, result_slot: int, softmax_scale: int) -> Outcome:
+    def _compute(
+        self, d: Descriptor, submission_slot: int, result_slot: int, softmax_scale: int, exponents: Exponents
+    ) -> Outcome:
         config, chain = self._config, self._chain
-        x = self._operand(d, submission_slot)
+        x = self._operand(d, submission_slot, exponents.operand)
         w, stripes = self._weights(d)
+        w = _as_multiplied(w, d, exponents.device)
         sums = gemm_grid(x, w, config.accumulator)
         if d.acc_in:
             assert chain.sums is not None
@@ -187,12 +208,14 @@ class FunctionalCore:
             return Outcome(Status.OK, numeric, cycles=cycles, words_read=words_read)
         if d.transpose:
             assert chain.rows is not None
-            y, nan, overflow = attention_output(sums, chain.rows, config)
+            y, nan, overflow = self._rounded(d, sums, exponents, chain.rows.shift[:, None])
             data = anchored_result_bytes(y, _anchors(chain.rows))
         else:
-            y, nan, overflow = grid_to_fp16(sums, config.accumulator)
+            y, nan, overflow = self._rounded(d, sums, exponents)
             data = result_bytes(y)
         numeric = _numeric(nan, overflow)
+        if d.keep != Keep.NONE:
+            y = _as_multiplied(y, d, exponents.kept)
         if d.keep == Keep.NEW:
             chain.kept = y
         elif d.keep == Keep.APPEND:
@@ -204,11 +227,20 @@ class FunctionalCore:
         assert len(data) == d.gpu_rows * result_row_words(d.device_rows, transpose=d.transpose) * WORD_BYTES
         return Outcome(Status.OK, numeric, len(data), cycles, words_read, len(data) // WORD_BYTES)
 
+    def _rounded(self, d: Descriptor, sums: Grid, exponents: Exponents, offset: int | IntArray = 0) -> Results:
+        accumulator = self._config.accumulator
+        if d.dtype != DType.BF16:
+            return grid_to_fp16(sums, accumulator, offset)
+        y, nan, overflow = bf16.grid_to_bf16(sums, accumulator, exponents.operand + exponents.device, offset)
+        return Results(y.view(np.float16), nan, overflow)
+
     def _keep_softmax(self, d: Descriptor, sums: Grid, softmax_scale: int) -> int:
         """Keep the terms of one tile of scores; return the numeric flags."""
         config, chain = self._config, self._chain
         state = RowState.start(d.gpu_rows) if d.keep == Keep.NEW else chain.rows
         assert state is not None
+        if d.dtype == DType.BF16:
+            sums = bf16.infinite_as_clipped(sums)
         scores = grid_to_scores(sums, config.accumulator)
         scale = float(np.uint32(softmax_scale).view(np.float32))
         tile, chain.rows = softmax_tile(scores, scale, state, config)

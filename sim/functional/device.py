@@ -8,7 +8,7 @@ from plora.hw.defs.config import PE_ROWS, NdpConfig
 from plora.hw.defs.descriptor import Descriptor
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.legality import QueueWindow, RingSetup, ring_setup_allowed
-from plora.hw.defs.queue import LINE_BYTES, VALID_OFFSET, Completion, softmax_scale_of, valid_word
+from plora.hw.defs.queue import LINE_BYTES, VALID_OFFSET, Completion, exponents_of, softmax_scale_of, valid_word
 from plora.hw.defs.registers import (
     GLOBAL,
     ID_VALUE,
@@ -88,7 +88,7 @@ class FunctionalDevice:
             ``config.dpa_bits`` can name). Memory is sparse: size costs nothing.
         reorder_seed: None, or the seed with which posted writes are delayed and shuffled until a fence.
         fill: value of memory bytes that were never written.
-        attention: the device has a softmax unit (`plora.hw.defs.legality.check`).
+        attention, bf16: the device has a softmax unit, and takes BF16 (`plora.hw.defs.legality.check`).
 
     Raises:
         UserError: ``memory_bytes`` is not a multiple of the stripe size or more than can be addressed.
@@ -102,6 +102,7 @@ class FunctionalDevice:
         reorder_seed: int | None = None,
         fill: int = 0,
         attention: bool = False,
+        bf16: bool = False,
     ) -> None:
         limit = 1 << config.dpa_bits
         size = limit if memory_bytes is None else memory_bytes
@@ -114,7 +115,7 @@ class FunctionalDevice:
         self.memory = SparseMemory(size, fill)
         self.messages: list[tuple[int, int]] = []
         """Interrupts sent: address and data of each."""
-        self._core = FunctionalCore(config, self.memory, attention=attention)
+        self._core = FunctionalCore(config, self.memory, attention=attention, bf16=bf16)
         self._queues = [_Queue() for _ in range(config.queues)]
         self._globals = {"CHAIN_TIMEOUT": RESET_CHAIN_TIMEOUT, "POLL_INTERVAL": RESET_POLL_INTERVAL}
         self._counters = dict.fromkeys(_COUNTERS, 0)
@@ -300,7 +301,13 @@ class FunctionalDevice:
                 )
                 first = self._chain_queue is None
                 outcome = self._core.execute(
-                    d, window, submission_slot, result_slot, first=first, softmax_scale=softmax_scale_of(line)
+                    d,
+                    window,
+                    submission_slot,
+                    result_slot,
+                    first=first,
+                    softmax_scale=softmax_scale_of(line),
+                    exponents=exponents_of(line),
                 )
             else:
                 outcome = Outcome(queue.fault)

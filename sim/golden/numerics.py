@@ -225,7 +225,7 @@ def _bit_length(values: IntArray) -> IntArray:
     return np.where(top > 0, np.frexp(top)[1] + 32, np.frexp(bottom)[1]).astype(np.int64)
 
 
-def _magnitude(grid: Grid) -> tuple[npt.NDArray[np.float64], BoolArray]:
+def sum_magnitude(grid: Grid) -> tuple[npt.NDArray[np.float64], BoolArray]:
     """Return the magnitudes of sums in grid steps, and which are negative.
 
     Truncated to 53 bits, the last of them set where something was cut off ("round to odd"): rounding
@@ -260,7 +260,7 @@ def grid_to_fp16(grid: Grid, accumulator: AccumulatorConfig, offset: int | IntAr
         accumulator: their grid.
         offset: what is rounded, once, is the sum times ``2**-offset``; broadcasts with the sums.
     """
-    steps, negative = _magnitude(grid)
+    steps, negative = sum_magnitude(grid)
     magnitude = np.ldexp(steps, accumulator.lsb_exponent - offset)
     quantum = np.maximum(_exponent(magnitude) - FP16_FRACTION_BITS, FP16_MIN_EXPONENT)
     # rint rounds ties to even. The hidden bit counts as one exponent step, and so does a carry out of the rounding.
@@ -279,7 +279,7 @@ def grid_to_fp16(grid: Grid, accumulator: AccumulatorConfig, offset: int | IntAr
 
 def grid_to_scores(grid: Grid, accumulator: AccumulatorConfig) -> Scores:
     """Truncate the magnitudes of sums to what the softmax unit takes, see `Scores`."""
-    steps, negative = _magnitude(grid)
+    steps, negative = sum_magnitude(grid)
     magnitude = np.ldexp(steps, accumulator.lsb_exponent)
     any_infinity = grid.positive_infinity | grid.negative_infinity
     nan = grid.nan | (grid.positive_infinity & grid.negative_infinity)

@@ -19,6 +19,7 @@ from plora.hw.defs.queue import (
     COMPLETION_FIELDS,
     Anchor,
     Completion,
+    exponents_of,
     softmax_scale_of,
     submission_line,
     valid_word,
@@ -43,6 +44,8 @@ int main(void)
         plora_descriptor_unpack(line, &d);
 %(descriptor)s
         plora_submission_line(&d, (uint32_t)plora_bits_get(line, 8 * PLORA_SOFTMAX_SCALE_OFFSET, 32), pass, out);
+        plora_submission_exponents(out, (int8_t)line[PLORA_EXPONENTS_OFFSET], (int8_t)line[PLORA_EXPONENTS_OFFSET + 1],
+                                   (int8_t)line[PLORA_EXPONENTS_OFFSET + 2]);
         for (unsigned i = 0; i < PLORA_LINE_BYTES; i++)
             printf("%%02x", out[i]);
         printf(" %%d", plora_line_is_valid(line, pass));
@@ -111,7 +114,8 @@ def test_c_header_reads_and_writes_lines_as_python_does(program: Run, cases: lis
     for (number, line), output in zip(lines, outputs, strict=True):
         d, c = Descriptor.unpack(line), Completion.unpack(line)
         expected = [str(getattr(d, f.name)) for f in FIELDS]
-        expected += [submission_line(d, number, softmax_scale_of(line)).hex(), str(int(c.valid == valid_word(number)))]
+        expected.append(submission_line(d, number, softmax_scale_of(line), exponents_of(line)).hex())
+        expected.append(str(int(c.valid == valid_word(number))))
         expected += [str(getattr(c, f.name)) for f in COMPLETION_FIELDS if f.name != "descriptor"]
         expected += [str(getattr(c.descriptor, f.name)) for f in FIELDS]
         a = Anchor.unpack(line)

@@ -14,6 +14,8 @@ from plora.hw.defs.queue import (
     VALID_OFFSET,
     Anchor,
     Completion,
+    Exponents,
+    exponents_of,
     softmax_scale,
     softmax_scale_allowed,
     softmax_scale_of,
@@ -108,3 +110,19 @@ def test_completion_and_anchor_refuse_another_length() -> None:
         Completion.unpack(bytes(63))
     with pytest.raises(UserError, match="64 bytes, not 63"):
         Anchor.unpack(bytes(63))
+
+
+@given(st.integers(-128, 127), st.integers(-128, 127), st.integers(-128, 127))
+def test_exponents_lie_beside_the_scale(operand: int, device: int, kept: int) -> None:
+    exponents = Exponents(operand, device, kept)
+    line = submission_line(Descriptor(), 3, 0x12345678, exponents)
+    assert exponents_of(line) == exponents
+    assert [byte - 256 * (byte > 127) for byte in line[36:39]] == [operand, device, kept]
+    assert line[:36] + bytes(3) + line[39:] == submission_line(Descriptor(), 3, 0x12345678)
+    assert exponents.allowed() == (max(exponents) <= 39)
+
+
+@pytest.mark.parametrize("exponent", [-129, 128])
+def test_an_exponent_of_more_than_a_byte_is_refused(exponent: int) -> None:
+    with pytest.raises(UserError, match="device exponent"):
+        submission_line(Descriptor(), 0, 0, Exponents(0, exponent))
