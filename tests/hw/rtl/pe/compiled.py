@@ -84,7 +84,7 @@ def sum_sticky(word: int) -> tuple[bool, ...]:
     return tuple(bool(word >> first + i & 1) for i in range(len(STICKY)))
 
 
-class _Compiled:
+class Compiled:
     """An instance of a design behind C functions whose names begin with ``prefix``."""
 
     def __init__(self, library: Path, prefix: str) -> None:
@@ -107,7 +107,7 @@ class _Compiled:
         return int(called(self._handle, *converted))
 
 
-class Product(_Compiled):
+class Product(Compiled):
     """Products on the grid, see cpp/product."""
 
     def __init__(self, library: Path) -> None:
@@ -130,7 +130,7 @@ class Product(_Compiled):
         return count, int(wrong[0])
 
 
-class Units(_Compiled):
+class Units(Compiled):
     """Dot unit, drain and arrays, see cpp/units."""
 
     def __init__(self, library: Path) -> None:

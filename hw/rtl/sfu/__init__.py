@@ -1,0 +1,1 @@
+"""The special function unit: scores to FP16 exponentials, online softmax. Contract: `plora.sim.golden.softmax`."""
