@@ -155,15 +155,17 @@ def head_weight_bytes(model: ModelConfig) -> float:
     return (embedding_parameters(model) + model.hidden_size) * model.weight_bytes
 
 
-def resident_weight_bytes(model: ModelConfig, weights: WeightsMode | None = None) -> float:
-    """Bytes that the weights occupy in memory, all experts and both tables included.
+def resident_weight_bytes(model: ModelConfig, weights: WeightsMode | None = None, *, expert_parallel: int = 1) -> float:
+    """Bytes that the weights occupy in memory, both tables and all experts (or one share of them) included.
 
-    ``nominal`` is 2 bytes per nominal parameter, the paper's 14, 26 and 16 GB.
+    ``nominal`` is 2 bytes per nominal parameter, the paper's 14, 26 and 16 GB; experts are not shared out there.
     """
     if (weights or model.weights) == "nominal" and model.nominal_parameters is not None:
         return 2.0 * model.nominal_parameters
-    moe_layers = model.moe.layers if model.moe else 0
-    total = moe_layers * layer_weight_bytes(model, moe_layer=True) if moe_layers else 0.0
+    total = 0.0
+    if model.moe is not None and model.moe.layers:
+        kept = model.moe.num_experts / expert_parallel
+        total = model.moe.layers * layer_weight_bytes(model, moe_layer=True, experts=kept)
     total += model.dense_layers * layer_weight_bytes(model, moe_layer=False)
     total += head_weight_bytes(model)
     return total + (0.0 if model.tie_word_embeddings else embedding_parameters(model) * model.weight_bytes)

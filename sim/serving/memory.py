@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,8 @@ from plora.sim.system.work import IntArray
 class Blocks:
     """KV blocks of `size` tokens; `capacity` of them exist (None: as many as are asked for).
 
-    `reserved` blocks' worth of the same memory is taken by adapters.
+    `reserved` blocks' worth of the same memory is taken by adapters. `squeeze` is called whenever there
+    may be less room than before, for what is only kept while nobody needs its room.
     """
 
     size: int
@@ -23,6 +25,7 @@ class Blocks:
     used: int = 0
     reserved: int = 0
     peak: int = 0
+    squeeze: Callable[[], None] | None = None
 
     def of(self, tokens: int) -> int:
         """Return the blocks that `tokens` tokens take."""
@@ -43,6 +46,8 @@ class Blocks:
             raise AssertionError(f"{blocks} KV blocks taken, {self.free} free")
         self.used += blocks
         self.peak = max(self.peak, self.used)
+        if self.squeeze is not None:
+            self.squeeze()
 
     def give(self, blocks: int) -> None:
         """Return `blocks` blocks.
@@ -85,6 +90,8 @@ class AdapterCache:
 
     def _reserve(self) -> None:
         self.blocks.reserved = -int(-self.held_bytes // self.block_bytes)
+        if self.blocks.squeeze is not None:
+            self.blocks.squeeze()
 
     def holds(self, adapter: int) -> bool:
         """Return whether `adapter` is in HBM, or on its way."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from plora.sim.serving.options import ServeOptions
-from plora.sim.serving.simulate import Outcome
+from plora.sim.serving.outcome import Outcome
 from plora.sim.system.clock import PS_PER_MS, PS_PER_S
 from plora.sim.system.work import IntArray
 from plora.sim.workload.requests import Requests
@@ -81,6 +81,8 @@ def summary(requests: Requests, outcome: Outcome, options: ServeOptions) -> dict
         "prompt_steps": outcome.prompt_steps,
         "decode_steps": outcome.decode_steps,
         "computed_prompt_tokens": outcome.prompt_tokens,
+        "prefix_cache_hit_tokens": outcome.prefix_tokens,
+        "prefix_cache_queried_tokens": outcome.asked_tokens,
         "kv_blocks": outcome.kv_blocks,
         "kv_blocks_peak": outcome.peak_blocks,
         "kv_block_tokens": outcome.block_tokens,

@@ -11,6 +11,8 @@ from plora.hw.defs.errors import UserError
 _SLOWEST_PER_S = 1e-3
 """Slowest arrivals: with fewer, times of long runs leave 64-bit picoseconds."""
 
+_MOST_REPLICAS = 1024
+
 
 class ServeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How requests come and how they are batched; names are those of vLLM where it has them.
@@ -25,6 +27,10 @@ class ServeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         enable_chunked_prefill: prompts share steps with decoding requests, in pieces if need be;
             otherwise a step is either prompts or decoding, prompts first.
         block_size: tokens of a KV block.
+        enable_prefix_caching: keep keys and values of prompts for later ones of the same adapter that begin alike.
+        shared_prefix_tokens: tokens with which every prompt of a named workload begins.
+        data_parallel_size: replicas of the system; requests go to them in turn.
+        enable_expert_parallel: the replicas share their routed experts and step together.
         slo_ttft_ms, slo_tpot_ms: a request counts as good if it keeps both.
         max_steps_at_once: steps that are advanced together at most; results do not depend on it.
     """
@@ -38,6 +44,10 @@ class ServeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_batched_tokens: int = 8192
     enable_chunked_prefill: bool = True
     block_size: int = 16
+    enable_prefix_caching: bool = False
+    shared_prefix_tokens: int = 0
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     slo_ttft_ms: float = 2000.0
     slo_tpot_ms: float = 100.0
     max_steps_at_once: int = 256
@@ -52,11 +62,16 @@ def check_options(options: ServeOptions) -> ServeOptions:
         "max_num_seqs": (options.max_num_seqs, 1),
         "max_num_batched_tokens": (options.max_num_batched_tokens, 1),
         "block_size": (options.block_size, 1),
+        "shared_prefix_tokens": (options.shared_prefix_tokens, 0),
+        "data_parallel_size": (options.data_parallel_size, 1),
         "max_steps_at_once": (options.max_steps_at_once, 1),
     }
     for name, (value, least) in whole.items():
-        if value is not None and not least <= value <= 1 << 24:
-            raise UserError(f"{name} is {value}; give {least} to {1 << 24}")
+        most = _MOST_REPLICAS if name == "data_parallel_size" else 1 << 24
+        if value is not None and not least <= value <= most:
+            raise UserError(f"{name} is {value}; give {least} to {most}")
+    if options.enable_expert_parallel and options.data_parallel_size == 1:
+        raise UserError("enable_expert_parallel spreads experts over replicas; give a data_parallel_size above 1")
     if not options.request_rate >= _SLOWEST_PER_S:
         raise UserError(
             f"request_rate is {options.request_rate:g} per second; give at least {_SLOWEST_PER_S:g}, or inf"

@@ -30,6 +30,7 @@ class Chunk(msgspec.Struct, frozen=True):
         rank: rank of its adapter, 0 without one.
         cached: whether both matrices of the adapter are in HBM.
         coming_ps: time until its adapter is in HBM, where the CPU computes the adapter's part so long.
+        fetched: tokens before it whose keys and values come from where the KV cache lives.
     """
 
     new: int
@@ -38,6 +39,11 @@ class Chunk(msgspec.Struct, frozen=True):
     rank: int
     cached: bool
     coming_ps: int = 0
+    fetched: int = 0
+
+
+EMPTY = Wave(*(np.zeros(0, dtype=np.int64) for _ in range(4)))
+"""No adapters."""
 
 
 def load_byte_ps(spec: SystemSpec) -> float:
@@ -51,38 +57,54 @@ def load_byte_ps(spec: SystemSpec) -> float:
 class StepTimer:
     """Times steps of `spec`; what repeats is remembered."""
 
-    def __init__(self, resolved: Resolved, spec: SystemSpec) -> None:
-        """Resolve the hardware.
+    def __init__(self, resolved: Resolved, spec: SystemSpec, expert_parallel: int = 1) -> None:
+        """Resolve the hardware; routed experts are shared out over `expert_parallel` replicas.
 
         Raises:
-            UserError: a system whose steps have no closed form.
+            UserError: a system whose steps have no closed form, or experts that cannot be shared out.
         """
         self._resolved, self.spec = resolved, spec
-        self.machine = machine_of(resolved, spec)
+        self.machine = machine_of(resolved, spec, expert_parallel)
+        if expert_parallel > 1:
+            self._check_experts(expert_parallel)
         if not can_fast_forward(spec, self.machine):
             raise UserError(f"system {spec.name}: launches over a half-duplex link are not covered by serving runs")
         self.work = model_work(resolved.model, 1, self.machine.times, resolved.work)
-        self._bases: dict[int, list[list[int]]] = {}
+        self._bases: dict[tuple[int, int | None], list[list[int]]] = {}
         self._heads: dict[int, int] = {}
         self._phases = [FastPhases(spec, self.machine, kind) for kind in self.work.kinds]
-        self._groups_of: tuple[int, Wave | None] = (-1, None)
+        self._groups_of: tuple[int, Wave | None, int | None] = (-1, None, None)
         self._groups_ps: list[int] = []
         self._cold_flop_ps = self._cold_byte_ps = 0.0
         if spec.adapters.cold_start_tflops:
             self._cold_flop_ps = ps_per_unit(spec.adapters.cold_start_tflops * 1e12, "cold_start_tflops")
             self._cold_byte_ps = load_byte_ps(spec)
 
+    def _check_experts(self, shares: int) -> None:
+        model, gpus = self._resolved.model, self.machine.gpus
+        if model.moe is None or model.moe.num_experts % shares:
+            count = model.moe.num_experts if model.moe else 0
+            raise UserError(
+                f"{model.name} has {count} routed experts, which do not divide over {shares} replicas; choose another "
+                "data_parallel_size, or leave expert parallelism out"
+            )
+        if gpus > 1 or self.machine.times.mode != "calibrated":
+            raise UserError(
+                "expert parallelism is covered for replicas of one GPU with calibrated kernels (--preset priced); "
+                "leave tensor parallelism or --preset paper out"
+            )
+
     def setting(self, tokens: int) -> Setting:
         """Return the setting of a step of `tokens` tokens."""
         work = model_work(self._resolved.model, tokens, self.machine.times, self._resolved.work)
         return Setting(self.spec, self.machine, work)
 
-    def _base_ps(self, tokens: int) -> list[list[int]]:
-        found = self._bases.get(tokens)
+    def _base_ps(self, tokens: int, everyone: int | None) -> list[list[int]]:
+        found = self._bases.get((tokens, everyone))
         if found is None:
             resolved = self._resolved
-            found = base_times(self.work, resolved.model, tokens, self.machine.times, resolved.work)
-            self._bases[tokens] = found
+            found = base_times(self.work, resolved.model, tokens, self.machine.times, resolved.work, everyone)
+            self._bases[tokens, everyone] = found
         return found
 
     def _head_ps(self, outputs: int) -> int:
@@ -93,25 +115,39 @@ class StepTimer:
             self._heads[outputs] = found
         return found
 
-    def decode_ps(self, contexts: IntArray, near: IntArray, wave: Wave, steps: int) -> IntArray:
-        """Return the length (steps,) of steps of decoding requests whose contexts grow by a token each."""
+    def decode_ps(
+        self, contexts: IntArray, near: IntArray, wave: Wave, steps: int, everyone: int | None = None
+    ) -> IntArray:
+        """Return the length (steps,) of steps of decoding requests whose contexts grow by a token each.
+
+        `everyone` counts the tokens of all replicas that share the experts.
+        """
         rows, work = len(contexts), self.work
-        if self._groups_of[0] != rows or self._groups_of[1] is not wave:
+        before = self._groups_of
+        if before[0] != rows or before[1] is not wave or before[2] != everyone:
             message = 2 * rows * work.hidden_size
-            bases = zip(self._phases, self._base_ps(rows), strict=True)
+            bases = zip(self._phases, self._base_ps(rows, everyone), strict=True)
             self._groups_ps = [fast.groups_ps(base, message, wave) for fast, base in bases]
-            self._groups_of = rows, wave
+            self._groups_of = rows, wave, everyone
         total = np.full(steps, self._head_ps(rows), dtype=np.int64)
         for fast, kind, groups in zip(self._phases, work.kinds, self._groups_ps, strict=True):
             total += kind.count * (groups + fast.attention_ps(work, contexts, near, steps))
         return total
 
-    def mixed_ps(self, contexts: IntArray, near: IntArray, wave: Wave, chunks: Sequence[Chunk]) -> int:
+    def mixed_ps(
+        self,
+        contexts: IntArray,
+        near: IntArray,
+        wave: Wave,
+        chunks: Sequence[Chunk],
+        everyone: int | None = None,
+    ) -> int:
         """Return the length of a step of decoding requests and prompt chunks.
 
         Prompts use the GPU: base matrices for all tokens together, their adapters' products (A and B
         from HBM, or streamed over the link while the step runs), causal attention. Their keys and
-        values go to far memory while the step runs, too; a step lasts at least as long as either stream.
+        values go to far memory while the step runs, too, and those of cached prefixes come from there; a
+        step lasts at least as long as either stream.
         """
         machine, spec = self.machine, self.spec
         tokens = len(contexts) + sum(chunk.new for chunk in chunks)
@@ -120,7 +156,7 @@ class StepTimer:
         total = self._head_ps(outputs) if outputs else 0
         attention = sum(self._prompt_attention_ps(chunk) for chunk in chunks)
         message = 2 * tokens * work.hidden_size
-        for fast, kind, base in zip(self._phases, work.kinds, self._base_ps(tokens), strict=True):
+        for fast, kind, base in zip(self._phases, work.kinds, self._base_ps(tokens, everyone), strict=True):
             extra = self._prompt_adapters_ps(kind, chunks)
             layer = fast.groups_ps(base, message, wave, extra)
             total += kind.count * (layer + int(fast.attention_ps(work, contexts, near, 1, attention)[0]))
@@ -132,8 +168,12 @@ class StepTimer:
         ports = len(set(machine.up))
         up = duration_ps(float(machine.wire.read(streamed)[1]), machine.link_byte_ps) if streamed else 0
         down = 0
+        fetched = sum(chunk.fetched for chunk in chunks)
+        if fetched and spec.kv.home == "far":
+            size = float(machine.wire.read(fetched * work.token_bytes)[1])
+            up += duration_ps(size, machine.link_byte_ps) // ports
         if spec.kv.home == "far":
-            stored = sum(chunk.new for chunk in chunks) * work.kv_token_bytes * work.layers
+            stored = sum(chunk.new for chunk in chunks) * work.token_bytes
             down = duration_ps(float(machine.wire.write(stored)[0]), machine.link_byte_ps) // ports
         if spec.launch.blocking:
             matrices = sum(kind.count * len(g.output_dims) for kind in work.kinds for g in kind.lora_groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from plora.sim.serving.simulate import Outcome
+from plora.sim.serving.outcome import Outcome
 from plora.sim.system.clock import PS_PER_S, PS_PER_US
 from plora.sim.workload.requests import Requests
 

@@ -18,8 +18,9 @@ from plora.sim.llm.lora import LoraScope
 from plora.sim.system.compose import COMPOSITIONS, Composition
 from plora.sim.system.costs import Costs, check_costs, load_costs
 from plora.sim.system.layers import AdapterWave, WorkOptions
-from plora.sim.system.source import Source, load_source
+from plora.sim.system.source import DEFAULT_ADAPTERS, Source, load_source
 from plora.sim.system.spec import MOST_PARTS, Gpus, SystemSpec, check_system, load_system
+from plora.sim.workload.popularity import Popularity
 
 T = TypeVar("T")
 
@@ -40,6 +41,8 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     systems: tuple[str, ...] = ("plora",)
     batch_size: int | None = None
     num_adapters: int | None = None
+    popularity: Literal["distinct", "uniform", "skewed", "identical", "power"] | None = None
+    popularity_alpha: float | None = None
     context_tokens: int | None = None
     steps: int = 16
     composition: Composition = "dependency"
@@ -135,6 +138,17 @@ def _system(name: str, changes: dict[str, dict[str, Any]], gpus: int | None) -> 
     return check_system(convert(raw, SystemSpec, where), where)
 
 
+def _source(options: RunOptions) -> Source:
+    """Return the workload, with another popularity law where one is named."""
+    law, alpha = options.popularity, options.popularity_alpha
+    if alpha is not None and law is None:
+        raise UserError("popularity_alpha is an exponent of a law; give --popularity skewed or power with it")
+    popularity = None
+    if law is not None:
+        popularity = Popularity(law, options.num_adapters or DEFAULT_ADAPTERS, alpha=1.0 if alpha is None else alpha)
+    return load_source(options.workload, options.num_adapters, options.seed, popularity)
+
+
 def _at_least(value: int, least: int, name: str, most: int = 1 << 20) -> int:
     if not least <= value <= most:
         raise UserError(f"{name} is {value}; give {least} to {most}")
@@ -155,7 +169,7 @@ def resolve(options: RunOptions) -> Resolved:
     model = load_model(options.model)
     if options.seed < 0:
         raise UserError(f"seed is {options.seed}; give an integer of at least 0")
-    source = load_source(options.workload, options.num_adapters, options.seed)
+    source = _source(options)
     gpu = _with_numbers(load_gpu(options.gpu), options.gpu_numbers, "gpu_numbers")
     link = load_link(options.link)
     rate = options.link_numbers.get("gb_per_s")

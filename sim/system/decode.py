@@ -17,7 +17,7 @@ from plora.sim.system.fastforward import FastPhases, can_fast_forward
 from plora.sim.system.fastwave import Wave
 from plora.sim.system.gputime import GpuTimes
 from plora.sim.system.layers import model_work
-from plora.sim.system.machine import Machine, build_machine
+from plora.sim.system.machine import Machine, build_machine, shown
 from plora.sim.system.spec import STRATEGIES, SystemSpec
 from plora.sim.system.tasks import Load, Setting
 from plora.sim.system.work import Batch, IntArray, Serving
@@ -83,8 +83,8 @@ class DecodeRun:
         return dict(zip(STRATEGIES, counts, strict=True))
 
 
-def machine_of(resolved: Resolved, spec: SystemSpec) -> Machine:
-    """Return the hardware of `spec` in this run."""
+def machine_of(resolved: Resolved, spec: SystemSpec, expert_parallel: int = 1) -> Machine:
+    """Return the hardware of `spec` in this run; routed experts may be spread over several such machines."""
     link = resolved.link if spec.far.link is None else load_link(spec.far.link)
     return build_machine(
         spec,
@@ -98,6 +98,7 @@ def machine_of(resolved: Resolved, spec: SystemSpec) -> Machine:
         costs=resolved.costs,
         kv_dtype=resolved.options.kv_cache_dtype,
         adapter_wave=resolved.options.adapter_wave,
+        expert_parallel=expert_parallel,
     )
 
 
@@ -200,8 +201,8 @@ def decode_run(resolved: Resolved, spec: SystemSpec) -> DecodeRun:
         far += int((batch.contexts + options.steps).sum()) * setting.work.token_bytes
     if far > machine.far_capacity_bytes > 0:
         raise UserError(
-            f"system {spec.name}: adapters and KV cache take {far / 1e12:.2f} TB, far memory has "
-            f"{machine.far_capacity_bytes / 1e12:.2f} TB{_each(gpus)}; use more devices, fewer adapters or a smaller "
+            f"system {spec.name}: adapters and KV cache take {shown(far)}, far memory has "
+            f"{shown(machine.far_capacity_bytes)}{_each(gpus)}; use more devices, fewer adapters or a smaller "
             "batch"
         )
     model = cost_model(setting, options.composition, TYPICAL_RANK)

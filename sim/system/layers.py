@@ -279,14 +279,22 @@ def model_work(model: ModelConfig, tokens: int, times: GpuTimes, options: WorkOp
 
 
 def base_times(
-    work: ModelWork, model: ModelConfig, tokens: int, times: GpuTimes, options: WorkOptions
+    work: ModelWork,
+    model: ModelConfig,
+    tokens: int,
+    times: GpuTimes,
+    options: WorkOptions,
+    everyone: int | None = None,
 ) -> list[list[int]]:
-    """Return the base times of every group of every kind of layer, as `work` of another number of tokens has them."""
+    """Return the base times of every group of every kind of layer, as `work` of another number of tokens has them.
+
+    `everyone` counts the tokens of all GPUs that share the experts.
+    """
     if model.moe is not None and times.mode == "roofline":
         # The weights that a step reads depend on the experts that its tokens touch.
         work = model_work(model, tokens, times, options)
         return [[g.base_ps for g in kind.groups] for kind in work.kinds]
     return [
-        [times.base_ps(g.name, tokens, g.weight_bytes, g.flops_per_token * tokens) for g in kind.groups]
+        [times.base_ps(g.name, tokens, g.weight_bytes, g.flops_per_token * tokens, everyone) for g in kind.groups]
         for kind in work.kinds
     ]

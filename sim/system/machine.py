@@ -22,6 +22,11 @@ LinkSharing = Literal["one-port", "per-device"]
 a port of its own at the full rate, which Figs. 9 and 11 of the paper need."""
 
 
+def shown(size: float) -> str:
+    """Return a number of bytes for a message."""
+    return f"{size / 1e12:.2f} TB" if size >= 1e12 else f"{size / 1e9:.1f} GB"
+
+
 @dataclass(frozen=True)
 class Machine:
     """Rates and latencies of one system. ``*_ps`` values are picoseconds, per byte or operation for rates.

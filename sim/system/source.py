@@ -66,16 +66,7 @@ class Source:
         assert self.trace is not None
         if len(self.trace) < count:
             raise UserError(f"trace {self.name} has {len(self.trace)} requests, fewer than the {count} asked for")
-        first = slice(0, count)
-        found = replace(
-            self.trace,
-            arrival_s=self.trace.arrival_s[first],
-            input_tokens=self.trace.input_tokens[first],
-            output_tokens=self.trace.output_tokens[first],
-            adapter=self.trace.adapter[first],
-            prefix_blocks=None,
-            prefix_offsets=None,
-        )
+        found = self.trace.part(slice(0, count))
         return self.without_adapters(found)
 
     def without_adapters(self, requests: Requests) -> Requests:
@@ -102,11 +93,11 @@ def _with_adapters(workload: Workload, adapters: int) -> Workload:
     return replace(workload, popularity=replace(law, adapters=adapters))
 
 
-def load_source(name: str, num_adapters: int | None, seed: int) -> Source:
+def load_source(name: str, num_adapters: int | None, seed: int, popularity: Popularity | None = None) -> Source:
     """Find a workload by name, or read a workload file (.toml) or a trace (.csv, .jsonl).
 
     A trace without adapter identities is spread evenly over `num_adapters` adapters; 0 serves the base
-    model alone.
+    model alone. `popularity` is another law than the workload's own, or than evenly.
 
     Raises:
         UserError: unknown name, unreadable file, or a number of adapters that does not go with it.
@@ -119,7 +110,10 @@ def load_source(name: str, num_adapters: int | None, seed: int) -> Source:
     if path.suffix in TRACE_SUFFIXES:
         trace = read_trace(path, seed=seed)
         if trace.adapters == 0:
-            trace = read_trace(path, popularity=Popularity("uniform", num_adapters or DEFAULT_ADAPTERS), seed=seed)
+            law = popularity or Popularity("uniform", num_adapters or DEFAULT_ADAPTERS)
+            trace = read_trace(path, popularity=law, seed=seed)
+        elif popularity is not None:
+            raise UserError(f"trace {name} has adapter identities of its own; leave the popularity law out")
         elif num_adapters is not None and trace.adapters != num_adapters:
             raise UserError(f"trace {name} names {trace.adapters} adapters; their number cannot be changed")
         return Source(path.name, None, trace, trace.adapters, DEFAULT_BATCH, PAPER_RANKS)
@@ -136,6 +130,9 @@ def load_source(name: str, num_adapters: int | None, seed: int) -> Source:
                 f"unknown workload {name!r}; known: {', '.join(sorted(known))}, or a .toml, .csv or .jsonl file"
             )
         workload = known[name]
-    if num_adapters is not None:
+    if popularity is not None:
+        count = num_adapters if num_adapters is not None else workload.adapters
+        workload = replace(workload, popularity=replace(popularity, adapters=count))
+    elif num_adapters is not None:
         workload = _with_adapters(workload, num_adapters)
     return Source(name, workload, None, workload.adapters, workload.batch_size, workload.ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -54,6 +54,41 @@ class Requests:
     def total_tokens(self) -> int:
         """Prompt and output tokens of all requests."""
         return int(self.input_tokens.sum(dtype=np.int64) + self.output_tokens.sum(dtype=np.int64))
+
+    def part(self, place: slice) -> Requests:
+        """Return the requests at `place`, prefixes included."""
+        blocks, offsets = self.prefix_blocks, self.prefix_offsets
+        if blocks is not None and offsets is not None:
+            bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))[place]
+            pieces = [blocks[first:last] for first, last in bounds]
+            blocks = np.concatenate(pieces) if pieces else blocks[:0]
+            offsets = np.cumsum([0, *(len(piece) for piece in pieces)]).astype(offsets.dtype)
+        return replace(
+            self,
+            arrival_s=self.arrival_s[place],
+            input_tokens=self.input_tokens[place],
+            output_tokens=self.output_tokens[place],
+            adapter=self.adapter[place],
+            prefix_blocks=blocks,
+            prefix_offsets=offsets,
+        )
+
+    def with_shared_prefix(self, tokens: int, block_tokens: int) -> Requests:
+        """Return the requests as if every prompt of more than `tokens` tokens began with the same `tokens`.
+
+        Whole blocks of `block_tokens` of them are known to be alike.
+        """
+        size = tokens // block_tokens * block_tokens
+        if not size:
+            return self
+        long = self.input_tokens > size
+        return replace(
+            self,
+            metadata={**self.metadata, "prefixes": f"the same {size} tokens begin every longer prompt"},
+            prefix_blocks=np.zeros(int(long.sum()), dtype=np.int32),
+            prefix_offsets=np.concatenate([[0], np.cumsum(long)]).astype(np.int32),
+            prefix_block_tokens=size,
+        )
 
     def to_csv(self) -> str:
         """The requests as ``arrived_at,num_prefill_tokens,num_decode_tokens,lora_id``."""

@@ -17,6 +17,8 @@ _DIRECT = (
     "systems",
     "batch_size",
     "num_adapters",
+    "popularity",
+    "popularity_alpha",
     "context_tokens",
     "steps",
     "composition",
@@ -43,6 +45,12 @@ def add_system_flags(parser: CommandParser) -> None:
     add("--model", metavar="NAME|PATH", help="model by name, or a config.json or a folder that holds one")
     add("--workload", metavar="NAME|FILE", help="workload by name, a workload .toml, or a trace (.csv, .jsonl)")
     add("--num-adapters", type=int, metavar="N", help="adapters in the pool; 0: base model (default: the workload's)")
+    add(
+        "--popularity",
+        choices=("distinct", "uniform", "skewed", "identical", "power"),
+        help="which adapters requests ask for, instead of the workload's own law",
+    )
+    add("--popularity-alpha", type=float, metavar="X", help="exponent of skewed (Zipf) or power (S-LoRA) (default: 1)")
     add(
         "--preset",
         choices=("paper", "priced"),

@@ -34,6 +34,10 @@ _SERVING = (
     "max_num_batched_tokens",
     "enable_chunked_prefill",
     "block_size",
+    "enable_prefix_caching",
+    "shared_prefix_tokens",
+    "data_parallel_size",
+    "enable_expert_parallel",
     "slo_ttft_ms",
     "slo_tpot_ms",
 )
@@ -70,6 +74,25 @@ def configure(parser: CommandParser) -> None:
         help="steps are prompts or decoding, prompts first",
     )
     add("--block-size", type=int, metavar="N", help="tokens of a KV block (default: 16)")
+    add(
+        "--enable-prefix-caching",
+        action="store_const",
+        const=True,
+        help="keep keys and values of prompts for later ones of the same adapter that begin alike",
+    )
+    add(
+        "--shared-prefix-tokens",
+        type=int,
+        metavar="N",
+        help="tokens with which every prompt of a named workload begins (default: 0)",
+    )
+    add("--data-parallel-size", type=int, metavar="N", help="replicas of each system, served in turn (default: 1)")
+    add(
+        "--enable-expert-parallel",
+        action="store_const",
+        const=True,
+        help="the replicas share their routed experts and step together",
+    )
     add("--slo-ttft-ms", type=float, metavar="X", help="goodput: TTFT at most (default: 2000)")
     add("--slo-tpot-ms", type=float, metavar="X", help="goodput: TPOT at most (default: 100)")
     add_system_flags(parser)
@@ -96,8 +119,8 @@ def _requests(resolved: Any, options: Any) -> Any:
     if source.trace is not None:
         given = [
             n
-            for n in ("request_rate", "input_tokens", "output_tokens")
-            if getattr(options, n) not in (None, float("inf"))
+            for n in ("request_rate", "input_tokens", "output_tokens", "shared_prefix_tokens")
+            if getattr(options, n) not in (None, float("inf"), 0)
         ]
         if given:
             raise UserError(f"a trace has arrivals and lengths of its own; leave --{given[0].replace('_', '-')} out")
@@ -116,6 +139,7 @@ def _requests(resolved: Any, options: Any) -> Any:
         workload = replace(workload, output_tokens=float(options.output_tokens))
     count = options.num_requests if options.num_requests is not None else DEFAULT_REQUESTS
     requests = workload.requests(count, options.request_rate, cv=options.cv, seed=seed)
+    requests = requests.with_shared_prefix(options.shared_prefix_tokens, options.block_size)
     return source.without_adapters(requests)
 
 
@@ -164,8 +188,13 @@ def run(args: argparse.Namespace) -> Result:
 
     options = _serving_options(args)
     resolved = resolve(options_of(args, RunOptions(systems=("plora",))))
-    if resolved.options.composition != "dependency" or resolved.options.sub_batches != 1:
-        raise UserError("serving runs know composition dependency and one sub-batch; leave the others to `plora run`")
+    if resolved.options.composition != "dependency":
+        raise UserError(
+            f"composition {resolved.options.composition} has no order of events, which serving needs: requests "
+            "come and go between steps; use composition dependency, or `plora run` for single steps"
+        )
+    if resolved.options.sub_batches != 1:
+        raise UserError("serving steps one batch at a time; leave sub_batches to `plora run`")
     requests = _requests(resolved, options)
     config = config_of(resolved)
     for name in ("batch_size", "context_tokens", "steps", "sub_batches"):

@@ -5,7 +5,7 @@ import pytest
 
 from plora.sim.serving.metrics import requests_csv, samples_csv, spread, summary
 from plora.sim.serving.options import ServeOptions
-from plora.sim.serving.simulate import Outcome
+from plora.sim.serving.outcome import Outcome
 from plora.sim.workload.requests import Requests
 
 SECOND = 10**12

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from plora.hw.defs.errors import UserError
 from plora.sim.hardware.gpu_step import Prefill, step_time
 from plora.sim.llm import adapter_bytes, load_model
+from plora.sim.serving.decoding import Decoding
 from plora.sim.serving.metrics import summary
 from plora.sim.serving.options import ServeOptions, check_options
-from plora.sim.serving.simulate import Outcome, Simulation
+from plora.sim.serving.outcome import Outcome
+from plora.sim.serving.simulate import Simulation
 from plora.sim.system.config import RunOptions, resolve
 from plora.sim.workload.popularity import Popularity
 from plora.sim.workload.requests import Requests, synthetic
@@ -107,13 +109,13 @@ def test_what_was_ordered_before_a_preemption_is_still_paid_for(monkeypatch: pyt
     run = {"device_numbers": {"capacity_bytes": 7.0e9}}
     before = serve("plora", requests, run=run, max_num_seqs=32)
     assert before.preemptions.sum() > 0
-    decide, asked = Simulation._decide, []
+    decide, asked = Decoding.decide, []
 
-    def costly(simulation: Simulation) -> int:
-        asked.append(simulation)
-        return decide(simulation) + 1000
+    def costly(batch: Decoding) -> int:
+        asked.append(batch)
+        return decide(batch) + 1000
 
-    monkeypatch.setattr(Simulation, "_decide", costly)
+    monkeypatch.setattr(Decoding, "decide", costly)
     after = serve("plora", requests, run=run, max_num_seqs=32)
     assert sum(after.step_ps) - sum(before.step_ps) == 1000 * len(asked)
 

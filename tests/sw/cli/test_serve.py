@@ -64,6 +64,22 @@ def test_no_adapters_serve_the_base_model(capsys: pytest.CaptureFixture[str]) ->
     assert found["config"]["workload_origin"]["adapters"].startswith("none")
 
 
+def test_prompts_that_begin_alike_are_found_in_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--num-requests", "30", "--request-rate", "5", "--shared-prefix-tokens", "130", "--num-adapters", "2")
+    found = object_of(capsys, *flags, "--enable-prefix-caching")
+    assert found["prefix_cache_hit_tokens"] % 128 == 0, "whole blocks of 16"
+    assert found["prefix_cache_hit_tokens"] == 28 * 128, "each adapter's first prompt has to compute it"
+    assert found["computed_prompt_tokens"] + found["prefix_cache_hit_tokens"] == 30 * 256
+    assert object_of(capsys, *flags)["prefix_cache_hit_tokens"] == 0
+
+
+def test_a_law_of_popularity_replaces_the_workloads_own(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--num-requests", "20", "--popularity", "skewed", "--popularity-alpha", "1.5", "--num-adapters", "40")
+    assert "skewed alpha=1.5 over 40" in object_of(capsys, *flags)["config"]["workload_origin"]["adapters"]
+    lmsys = object_of(capsys, "--num-requests", "20", "--workload", "lmsys", "--popularity", "identical")
+    assert "identical over 27" in lmsys["config"]["workload_origin"]["adapters"]
+
+
 def test_the_same_flags_give_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for _ in range(2):
@@ -97,7 +113,14 @@ def test_without_flags_a_table_is_printed(capsys: pytest.CaptureFixture[str]) ->
         (["--system", "warp"], "unknown system 'warp'"),
         (["--workload", "nowhere.csv"], "nowhere.csv"),
         (["--input-tokens", "9000000", "--num-requests", "2"], "needs"),
-        (["--model", "llama3.1-405b"], "the adapters take"),
+        (["--model", "llama3.1-405b"], "the weights take"),
+        (["--shared-prefix-tokens", "-1"], "shared_prefix_tokens is -1"),
+        (["--data-parallel-size", "0"], "data_parallel_size is 0"),
+        (["--enable-expert-parallel"], "give a data_parallel_size above 1"),
+        (["--enable-expert-parallel", "--data-parallel-size", "2"], "llama2-7b has 0 routed experts"),
+        (["--tensor-parallel-size", "3"], "do not divide over 3 GPUs"),
+        (["--popularity-alpha", "2"], "give --popularity"),
+        (["--workload", "lmsys", "--popularity", "skewed", "--popularity-alpha", "0"], "alpha is 0"),
         (["--block-size", "x"], "invalid int value"),
     ],
 )
@@ -114,4 +137,4 @@ def test_compositions_without_order_are_refused(tmp_path: Path, capsys: pytest.C
     path = tmp_path / "run.toml"
     path.write_text('composition = "overlap"\n')
     assert main(["serve", "--config", str(path)]) == 2
-    assert "composition dependency" in capsys.readouterr().err
+    assert "composition overlap has no order of events" in capsys.readouterr().err
