@@ -135,9 +135,12 @@ class AttentionCost(msgspec.Struct, frozen=True):
         goal, least = self.balance()
         if len(share_cap) and share_cap.min() >= goal:
             return np.full(len(share_cap), least), np.full(len(share_cap), goal)
-        none = self.time(0.0)
-        far = self.far_base + np.maximum((1 - share_cap) * self.far_device, (1 - share_cap) * self.far_up + self.up)
+        none, rest = self.time(0.0), 1 - share_cap
+        far = np.maximum(rest * self.far_device, rest * self.far_up + self.up)
+        far += self.far_base
         partial = self.layers * np.maximum(far, self.near(share_cap))
+        if len(share_cap) and share_cap.max() < goal:
+            return np.minimum(partial, none), np.where(partial < none, share_cap, 0.0)
         time = np.where(share_cap >= goal, least, np.minimum(partial, none))
         share = np.where(share_cap >= goal, goal, np.where(partial < none, share_cap, 0.0))
         return time, share
@@ -323,11 +326,13 @@ class CostModel:
     def _dependency(self, sums: FloatArray) -> FloatArray:
         """Each group takes the longer of GPU and far side; an exchange pays its round trip."""
         demand = (self._matrix @ sums).reshape(*self._shape, -1)
-        gpu = demand[0]
-        far = np.maximum.reduce(demand[1:])
-        bound = np.maximum(self._base + gpu, far + self._far_wait * (far > 0))
+        gpu, far = demand[0], np.maximum.reduce(demand[1:])
+        slope = np.minimum(gpu, far)
+        gpu += self._base
+        bound = np.maximum(gpu, far + self._far_wait * (far > 0))
         # A little of the shorter side, so that plateaus of the maximum still have a slope.
-        bound += PLATEAU * np.minimum(gpu, far)
+        slope *= PLATEAU
+        bound += slope
         return np.asarray(self._counts @ bound)
 
     def _additive(self, sums: FloatArray) -> FloatArray:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from plora.hw.defs.errors import UserError
-from plora.sim.manager.cost import AttentionCost, CostModel, FloatArray, IntArray
+from plora.sim.manager.cost import MOST_VECTORS, AttentionCost, CostModel, FloatArray, IntArray
 from plora.sim.manager.select import Problem, Search, improve
 from plora.sim.manager.temperature import HOT_ADAPTERS, Temperature
 
@@ -98,6 +98,8 @@ class Manager:
         count = len(ranks)
         self.model = model
         self.ranks, self.devices = ranks, devices
+        # Plain numbers: an element of an array costs several times as much.
+        self._rank_of, self._device_of = ranks.tolist(), devices.tolist()
         self.rows = np.zeros(count, dtype=np.int64)
         self.strategies = np.zeros(count, dtype=np.int64)
         self.cached = np.zeros(count, dtype=np.int8)
@@ -105,8 +107,10 @@ class Manager:
         self.budget = budget_bytes
         self._allowed = sorted(allowed)
         self._options = np.array(self._allowed, dtype=np.int64)
-        self._per_rank = np.array(model.cached_per_rank) * (0.0 if caches_free else 1.0)
-        self._option_bytes = self._per_rank[self._options]
+        self._per_rank = tuple(0.0 if caches_free else size for size in model.cached_per_rank)
+        self._option_bytes = np.array([self._per_rank[s] for s in self._allowed])
+        self._moves: dict[tuple[int, int, int, int], FloatArray] = {}
+        self._load_share = model.rates.up_read / HORIZON_STEPS
         without = [s for s in self._allowed if not self._per_rank[s]]
         # E3 before E2: the link is the scarcer resource.
         self._fallback = max(without) if without else None
@@ -119,6 +123,7 @@ class Manager:
         self._serving = 0
         self._last = Change(0.0, 0.0, 0.0, 0.0, 0)
         self._sums = np.zeros(model.feature_count)
+        self._stay = np.zeros((model.feature_count, 1))
         self._used = 0.0
         self._kept = 0.0
         self._victims: list[int] = []
@@ -168,13 +173,13 @@ class Manager:
         return self._last
 
     def _vector(self, adapter: int) -> FloatArray:
-        return self.model.vector(int(self.rows[adapter]), int(self.ranks[adapter]), int(self.devices[adapter]))
+        return self.model.vector(int(self.rows[adapter]), self._rank_of[adapter], self._device_of[adapter])
 
     def _held(self, adapter: int) -> float:
-        return float(self._per_rank[self.strategies[adapter]] * self.ranks[adapter])
+        return self._per_rank[self.strategies[adapter]] * self._rank_of[adapter]
 
     def _cached_bytes(self, level: int, adapter: int) -> float:
-        return float(self._per_rank[(1, 3, 0)[level]] * self.ranks[adapter])
+        return self._per_rank[(1, 3, 0)[level]] * self._rank_of[adapter]
 
     def _set_rows(self, adapter: int, change: int) -> None:
         """Change how many requests an adapter has; a new one starts without HBM, one that leaves keeps its cache."""
@@ -215,7 +220,7 @@ class Manager:
     def _missing(self, adapter: int, strategy: int) -> float:
         """Return the bytes that `strategy` reads and that are not in HBM yet."""
         have = self._cached_bytes(int(self.cached[adapter]), adapter)
-        return max(0.0, float(self._per_rank[strategy] * self.ranks[adapter]) - have)
+        return max(0.0, self._per_rank[strategy] * self._rank_of[adapter] - have)
 
     def _switch(self, adapter: int, strategy: int) -> float:
         """Change a serving adapter's strategy and return the bytes that have to be loaded."""
@@ -248,30 +253,32 @@ class Manager:
     def _best_change(self, adapters: list[int], attention: AttentionCost) -> _Found:
         """Judge every strategy of every adapter in one evaluation; the last candidate is to change nothing."""
         options = len(self._allowed)
-        columns = np.empty((len(self._sums), len(adapters) * options + 1))
-        after = np.empty(columns.shape[1])
-        load = np.zeros(columns.shape[1])
-        columns[:, -1] = self._sums
-        after[-1] = self._used
+        moves: list[FloatArray] = []
+        after, load = [], []
+        for adapter in adapters:
+            now, rank = int(self.strategies[adapter]), self._rank_of[adapter]
+            moves.append(self._moves_of(adapter, now))
+            held, have = self._per_rank[now] * rank, self._cached_bytes(int(self.cached[adapter]), adapter)
+            for strategy in self._allowed:
+                size = self._per_rank[strategy] * rank
+                after.append(size - held)
+                load.append(max(size - have, 0.0))
+        moves.append(self._stay)
+        columns = np.concatenate(moves, axis=1)
+        columns += self._sums[:, None]
+        bytes_after = np.array([*after, 0.0])
+        bytes_after += self._used
         victims: dict[int, list[int]] = {}
-        for position, adapter in enumerate(adapters):
-            vector, now = self._vector(adapter), int(self.strategies[adapter])
-            here = slice(position * options, (position + 1) * options)
-            columns[:, here] = vector[:, self._options] + (self._sums - vector[:, now])[:, None]
-            rank = float(self.ranks[adapter])
-            after[here] = self._option_bytes * rank + (self._used - self._per_rank[now] * rank)
-            have = self._cached_bytes(int(self.cached[adapter]), adapter)
-            load[here] = self._option_bytes * rank - have
-        if after.max() > self.budget and self._fallback is not None:
-            for column in np.flatnonzero(after[:-1] > self.budget).tolist():
-                chosen = self._make_room(adapters[column // options], float(after[column]) - self.budget)
+        if self._fallback is not None and self._used + max(after, default=0.0) > self.budget:
+            for column in np.flatnonzero(bytes_after[:-1] > self.budget).tolist():
+                chosen = self._make_room(adapters[column // options], float(bytes_after[column]) - self.budget)
                 victims[column] = chosen
                 for victim in chosen:
                     theirs = self._vector(victim)
                     columns[:, column] += theirs[:, self._fallback] - theirs[:, self.strategies[victim]]
-                    after[column] -= self._held(victim)
-        times, shares = self.model.times(columns, attention, self.budget - after)
-        judged = times + np.maximum(load, 0.0) * (self.model.rates.up_read / HORIZON_STEPS)
+                    bytes_after[column] -= self._held(victim)
+        times, shares = self.model.times(columns, attention, self.budget - bytes_after)
+        judged = times + np.array([*load, 0.0]) * self._load_share
         best = int(judged[:-1].argmin()) if adapters else -1
         if best < 0 or not judged[best] < judged[-1] * (1 - self._gain):
             return _Found(-1, 0, [], float(times[-1]), float(shares[-1]))
@@ -279,6 +286,17 @@ class Manager:
         return _Found(
             adapters[best // options], strategy, victims.get(best, []), float(times[best]), float(shares[best])
         )
+
+    def _moves_of(self, adapter: int, now: int) -> FloatArray:
+        """Return how the sums change if `adapter` goes from `now` to each strategy there is (features, strategies)."""
+        key = int(self.rows[adapter]), self._rank_of[adapter], self._device_of[adapter], now
+        found = self._moves.get(key)
+        if found is None:
+            if len(self._moves) > MOST_VECTORS:
+                self._moves.clear()
+            vector = self.model.vector(*key[:3])
+            found = self._moves[key] = vector[:, self._options] - vector[:, now, None]
+        return found
 
     def _make_room(self, adapter: int, excess: float) -> list[int]:
         """Return serving adapters, least gain first, whose cached matrices together cover `excess`."""

@@ -97,7 +97,7 @@ class Decoding:
         self.contexts = self.contexts + steps
         self.remaining = self.remaining - steps
         self.undecided += steps
-        return np.flatnonzero(self.remaining == 0).tolist()
+        return (self.remaining == 0).nonzero()[0].tolist()
 
     def cached(self, adapter: int) -> bool:
         """Return whether both matrices of `adapter` are in HBM."""
@@ -115,7 +115,7 @@ class Decoding:
             return 0
         if not self._changed and self.undecided < self.due:
             return 0
-        total = int(self.contexts.sum())
+        total = int(np.add.reduce(self.contexts))
         cost = self._attention.cost(len(self.requests), total, self._attended(total))
         change = served.step(self._came, self._left, cost, steps=self.undecided)
         self.undecided, self.due = 0, served.due_in

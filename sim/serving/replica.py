@@ -417,7 +417,7 @@ class Replica:
         """Take the blocks that `steps` more tokens of every running request need."""
         contexts, size = self._decoding.contexts, self._blocks.size
         before, after = -(-(contexts - 1) // size), -(-(contexts - 1 + steps) // size)
-        self._blocks.take(int((after - before).sum()))
+        self._blocks.take(int(np.add.reduce(after - before)))
 
     def _finish(self, positions: list[int]) -> None:
         """Let the running requests at `positions`, which have all their tokens, leave."""

@@ -99,7 +99,7 @@ class FastPhases:
         every = range(len(starts))
         first = self._waves[0]
         base = np.array([[base_ps[p]] for p in self._touched], dtype=np.int64) if first.blocking else 0
-        added = 0 if (wave.strategies == E1).all() else self._machine.times.merge_ps(0)
+        added = 0 if np.count_nonzero(wave.strategies == E1) == len(wave.rows) else self._machine.times.merge_ps(0)
         if len(self._waves) == 2:
             ends = self._in_two_parts(start, base, wave)
         elif self._per_adapter:
@@ -107,7 +107,7 @@ class FastPhases:
         else:
             bound = first.bound(wave)
             ends = start + bound.fused + bound.length
-            which = np.flatnonzero(bound.latest > start + bound.fused).tolist()
+            which = (bound.latest > start + bound.fused).nonzero()[0].tolist()
             if which:
                 ends[which] = np.maximum(*first.play(start[which], wave, which))
         found: list[int] = (ends + added).tolist()
@@ -179,12 +179,11 @@ class FastPhases:
         """The same for one step of attention near data, in plain numbers where there are few."""
         machine, size, flops = self._machine, work.kv_token_bytes, work.attention_flops_per_token
         devices, rows = machine.far_devices, len(contexts)
-        near, far = self._attended_once(contexts, near_tokens, devices)
+        near, far, stored = self._attended_once(contexts, near_tokens, devices)
         local = int(near[0])
         gpu = extra_ps
         if local:
             gpu += int(machine.times.attention_ps(rows, near, size, flops)[0])
-        stored = self._newest(contexts, devices, 0)
         memory = np.rint((far + stored) * size * machine.far_dram_ps)
         compute = np.rint(far * flops * machine.far_attention_flop_ps)
         lengths, newest = np.maximum(memory, compute).astype(np.int64).tolist(), stored.tolist()
@@ -255,12 +254,26 @@ class FastPhases:
         rows = np.array(self._layout(len(contexts)).counts)
         return near, one_round[grown % devices] + (grown // devices)[:, None, None] * rows[None, :, None]
 
-    def _attended_once(self, contexts: IntArray, near_tokens: IntArray, devices: int) -> tuple[Times, Times]:
-        """Tokens read from HBM (1,) and on devices (chunks, devices) in one step."""
-        first = 0 if self._kind.window is None else np.maximum(contexts - self._kind.window, 0)
-        copied = np.minimum(near_tokens, contexts)
-        near = np.array([int(np.maximum(copied - first, 0).sum())])
-        return near, self._on_devices(contexts[None, :], np.maximum(copied, first)[None, :], devices)[0]
+    def _attended_once(self, contexts: IntArray, near_tokens: IntArray, devices: int) -> tuple[IntArray, Times, Times]:
+        """Tokens read from HBM (1,), and read and newly stored on devices (chunks, devices), in one step."""
+        first: IntArray = np.minimum(near_tokens, contexts)
+        near = np.add.reduce(first, keepdims=True)
+        if self._kind.window is not None:
+            seen = np.maximum(contexts - self._kind.window, 0)
+            near = np.add.reduce(np.maximum(first - seen, 0), keepdims=True)
+            first = np.maximum(first, seen)
+        # Of tokens 0 ... c - 1 device d has c // N, and one more if c mod N is above d.
+        layout = self._layout(len(contexts))
+        shape = len(layout.bounds), devices
+        rounds, over = np.divmod(contexts, devices)
+        skipped, beyond = np.divmod(first, devices)
+        ends = np.bincount(over + layout.place, minlength=shape[0] * devices).reshape(shape)
+        begins = np.bincount(beyond + layout.place, minlength=shape[0] * devices).reshape(shape)
+        whole = np.add.reduceat(rounds - skipped, layout.bounds)
+        far = whole[:, None] - (ends - begins).cumsum(axis=1)
+        # The newest token c - 1 is on the device after which c mod N counts.
+        newest = np.concatenate([ends[:, 1:], ends[:, :1]], axis=1)
+        return near, far, newest
 
     def _on_devices(self, contexts: IntArray, first: IntArray, devices: int) -> Times:
         """Tokens (steps, chunks, devices) of [first, contexts), both (steps, requests)."""

@@ -19,12 +19,9 @@ from plora.sim.system.layers import Group
 from plora.sim.system.lora import Part, lora_job
 from plora.sim.system.machine import Machine
 from plora.sim.system.served import Times, last_served, served, served_by_readiness, served_in_turn
-from plora.sim.system.spec import SystemSpec
+from plora.sim.system.spec import STRATEGIES, SystemSpec
 from plora.sim.system.tasks import device_ps
 from plora.sim.system.work import E1, E2, E3, IntArray
-
-RANK_SHIFT, ROWS_SHIFT = 2, 32
-"""Where rank and rows begin in the number of a job; the strategy takes the lowest bits."""
 
 
 class JobTable:
@@ -36,26 +33,40 @@ class JobTable:
 
     def __init__(self, machine: Machine, groups: Sequence[Group], part: Part = Part.WHOLE) -> None:
         self._machine, self._groups, self._part = machine, groups, part
-        self._numbers: dict[int, int] = {}
+        self._ranks = np.zeros(0, dtype=np.int64)  # those known, ascending
+        self._numbers = np.zeros((0, 0, len(STRATEGIES)), dtype=np.int32)  # by rows, place of the rank, strategy
+        self._known = 1
         self._table = np.zeros((6, len(groups), 256), dtype=np.int64)
 
     def of(self, rows: IntArray, ranks: IntArray, strategies: IntArray) -> Times:
         """Return the durations of several adapters."""
-        # One whole number a job: a lookup of it costs a fraction of that of a tuple.
-        keys = ((rows << ROWS_SHIFT) + (ranks << RANK_SHIFT) + strategies).tolist()
+        place = self._ranks.searchsorted(ranks)
         try:
-            index = list(map(self._numbers.__getitem__, keys))
-        except KeyError:
-            for key in dict.fromkeys(keys):
-                if key not in self._numbers:
-                    self._add(key)
-            index = list(map(self._numbers.__getitem__, keys))
+            index = self._numbers[rows, place, strategies]
+            known = np.count_nonzero(index) == np.count_nonzero(self._ranks[place] == ranks) == len(index)
+        except IndexError:
+            known = False
+        if not known:
+            self._learn(rows, ranks, strategies)
+            index = self._numbers[rows, self._ranks.searchsorted(ranks), strategies]
         return np.asarray(self._table.take(index, axis=2))
 
-    def _add(self, key: int) -> None:
-        number = self._numbers[key] = len(self._numbers)
-        low = key & ((1 << ROWS_SHIFT) - 1)
-        rows, rank, strategy = key >> ROWS_SHIFT, low >> RANK_SHIFT, low & ((1 << RANK_SHIFT) - 1)
+    def _learn(self, rows: IntArray, ranks: IntArray, strategies: IntArray) -> None:
+        """Make room for the jobs of several adapters, and work out those that are new; number 0 is no job."""
+        old, before = self._numbers, self._ranks
+        most = max(old.shape[0], 1 << int(rows.max()).bit_length())
+        self._ranks = np.union1d(before, ranks)
+        self._numbers = np.zeros((most, len(self._ranks), len(STRATEGIES)), dtype=np.int32)
+        self._numbers[: old.shape[0], self._ranks.searchsorted(before)] = old
+        for job in dict.fromkeys(zip(rows.tolist(), ranks.tolist(), strategies.tolist(), strict=True)):
+            self._add(*job)
+
+    def _add(self, rows: int, rank: int, strategy: int) -> None:
+        place = int(self._ranks.searchsorted(rank))
+        if self._numbers[rows, place, strategy]:
+            return
+        number = self._numbers[rows, place, strategy] = self._known
+        self._known += 1
         if number == self._table.shape[2]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=2)
         machine = self._machine
@@ -91,12 +102,16 @@ class WaveBound:
 
     Attributes:
         jobs: durations of its jobs, as `JobTable.of` gives them.
+        course: (jobs,) the strategy whose course of events each has.
+        at_once: whether kernels serve adapters in HBM all together.
         fused: GPU time of the kernels that serve all adapters in HBM.
         latest: when everything is back at the latest: link and devices busy one after the other.
         length: GPU time of all results that need more work there.
     """
 
     jobs: Times
+    course: IntArray
+    at_once: bool
     fused: Times
     latest: Times
     length: Times
@@ -185,7 +200,7 @@ class FastWave:
         if times.ready.shape[1]:
             free = last_served(times.ready, times.length, gpu[:, None])
         there = np.maximum(times.returned, times.launched)
-        if times.ready.shape[1] or times.fused.any():
+        if times.ready.shape[1] or self._bound.at_once:
             there = np.maximum(there, free)
         return there, free
 
@@ -194,9 +209,11 @@ class FastWave:
         jobs = self._jobs.of(wave.rows, wave.ranks, wave.strategies)
         down, device, up, gpu, hbm, flops = jobs
         fused = np.zeros(self._groups, dtype=np.int64)
-        at_once = self._course[wave.strategies] == E1
-        if at_once.any() and not self._per_adapter:
-            sizes, work = hbm[:, at_once].sum(axis=1).tolist(), flops[:, at_once].sum(axis=1).tolist()
+        course = self._course[wave.strategies]
+        on_gpu = course == E1
+        at_once = bool(np.count_nonzero(on_gpu)) and not self._per_adapter
+        if at_once:
+            sizes, work = np.add.reduce(hbm[:, on_gpu], 1).tolist(), np.add.reduce(flops[:, on_gpu], 1).tolist()
             share = self._part.kernels
             fused = np.array([times.lora_ps(s, w, share) for s, w in zip(sizes, work, strict=True)], dtype=np.int64)
         latency = 2 * machine.one_way_ps + machine.command_ps + machine.return_ps
@@ -204,8 +221,8 @@ class FastWave:
         place = wave.devices + np.arange(0, devices * groups, devices)[:, None]
         on_device = np.bincount(place.ravel(), device.ravel(), devices * groups).reshape(groups, devices)
         latest = np.add.reduce(down + up, 1) + np.maximum.reduce(on_device, 1) + latency
-        length = np.add.reduce(np.where(at_once, 0, gpu), 1)
-        return WaveBound(jobs, fused, latest, length)
+        length = np.add.reduce(np.where(on_gpu, 0, gpu), 1)
+        return WaveBound(jobs, course, at_once, fused, latest, length)
 
     def _times_of(self, wave: Wave, launch_from: Any, which: Sequence[int]) -> _WaveTimes:
         """Work a wave out for the groups `which`."""
@@ -213,7 +230,7 @@ class FastWave:
         groups, count = len(which), len(wave.rows)
         bound, mine = self._bound, list(which)
         down, device, up, gpu, _, _ = bound.jobs if groups == self._groups else bound.jobs[:, mine]
-        course = self._course[wave.strategies]
+        course = bound.course
         far = course != E1
         nothing = np.zeros(groups, dtype=np.int64)
         fused = bound.fused[mine]
@@ -227,11 +244,11 @@ class FastWave:
         later = course != E3
         if not self._per_adapter:
             later &= far
-        on_gpu = np.flatnonzero(later)
-        if not far.any():
+        on_gpu = later.nonzero()[0]
+        if not np.count_nonzero(far):
             return _WaveTimes(fused, nothing, ready[:, on_gpu], gpu[:, on_gpu], launched)
         sent = self._sent(down, device, up, ready, wave.devices, course, far)
-        if self._one_port and not len(on_gpu) and far.all():
+        if self._one_port and not len(on_gpu):
             last = last_served(sent.can_go, sent.up, sent.free) + machine.one_way_ps
             return _WaveTimes(fused, last, sent.up[:, :0], sent.up[:, :0], launched)
         returned, worked = self._returned(sent, far)
@@ -255,7 +272,7 @@ class FastWave:
     ) -> _Sent:
         """Play the exchanges of the adapters `far` up to their way back."""
         machine = self._machine
-        mine = np.flatnonzero(far)
+        mine = far.nonzero()[0]
         if len(mine) < len(far):
             down, device, up, ready = (column[:, mine] for column in (down, device, up, ready))
         devices, reads = devices[mine], course[mine] == E2
@@ -273,7 +290,7 @@ class FastWave:
             for name in range(len(set(machine.down))):
                 here = np.flatnonzero(np.broadcast_to(port == name, devices.shape))
                 free[:, here] = left[:, here].max(axis=1, initial=0)[:, None]
-        if reads.any():
+        if np.count_nonzero(reads):
             sent = left + np.where(reads, machine.one_way_ps, machine.one_way_ps + machine.command_ps)
             worked = served_by_readiness(sent, device, devices)
             can_go = np.where(reads, sent, worked + machine.return_ps)

@@ -129,18 +129,16 @@ class GpuTimes:
             memory = np.rint(tokens * token_bytes * self.hbm_ps)
             compute = np.rint(tokens * token_flops * self.flop_ps)
             return np.maximum(memory, compute).astype(np.int64)
-        kv_heads = max(1, self.model.num_key_value_heads // self.gpus)
-        ns = kernels.decode_attention_ns(
-            self.gpu,
-            requests,
-            tokens.astype(np.float64),
-            query_heads=self.model.num_attention_heads // self.gpus,
-            kv_heads=kv_heads,
-            head_dim=self.model.head_dim,
-            mode="calibrated",
-            element_bytes=token_bytes / (2 * kv_heads * self.model.head_dim),
-        )
+        # As kernels.decode_attention_ns, with what does not change looked up once.
+        fit, at, items = self._attention_fit
+        ns = 1e3 * kernels.decode_attention_us(fit, at, requests * items, tokens * token_bytes)
         return np.where(tokens > 0, np.rint(ns * PS_PER_NS), 0).astype(np.int64)
+
+    @cached_property
+    def _attention_fit(self) -> tuple[kernels.DecodeAttentionFit, kernels.Rates, int]:
+        """Coefficients, rates, and work items of a request."""
+        fit, at = kernels.calibration(self.gpu).decode_attention, kernels.rates(self.gpu)
+        return fit, at, max(1, self.model.num_key_value_heads // self.gpus)
 
     def attention_curve(self, requests: int) -> tuple[float, float, float, float]:
         """Return how `attention_ps` depends on the bytes read: constant, floor, time per byte, sharpness.
