@@ -154,14 +154,15 @@ class _Keys:
     def has(self, key: str) -> bool:
         return self._raw.get(key) is not None
 
-    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 1 << 24) -> int:
         value = self._raw.get(key)
         if value is None:
             if default is not None:
                 return default
             raise UserError(f"{self.where}: key {key!r} is missing; add it as in the model's published config.json")
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise UserError(f"{self.where}: {key} is {value!r}; give an integer of at least {minimum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            shown = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:37]}..."
+            raise UserError(f"{self.where}: {key} is {shown}; give an integer of {minimum} to {maximum}")
         return value
 
     def boolean(self, key: str, default: bool) -> bool:
@@ -260,7 +261,7 @@ def parse_model(
         raise UserError(f"{where}: weights is {mode!r}; give 'nominal' or 'exact'")
     if mode == "nominal" and nominal is None:
         raise UserError(f"{where}: weights 'nominal' needs plora.nominal_parameters; add it or use weights 'exact'")
-    return ModelConfig(
+    model = ModelConfig(
         name=name,
         family=family_name,
         hidden_size=hidden,
@@ -271,7 +272,7 @@ def parse_model(
         intermediate_size=keys.integer("intermediate_size"),
         vocab_size=keys.integer("vocab_size"),
         tie_word_embeddings=keys.boolean("tie_word_embeddings", False),
-        max_position_embeddings=keys.integer("max_position_embeddings", default=2048),
+        max_position_embeddings=keys.integer("max_position_embeddings", default=2048, maximum=1 << 40),
         weight_bytes=dense_bytes,
         expert_weight_bytes=expert_bytes,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
@@ -286,6 +287,22 @@ def parse_model(
         nominal_active_parameters=nominal_active,
         weights=mode,
     )
+    _check_size(model, where)
+    return model
+
+
+_MOST_PARAMETERS = 10**15
+"""A thousand times the largest models; times of larger ones would leave 64-bit picoseconds."""
+
+
+def _check_size(model: ModelConfig, where: str) -> None:
+    mlp = model.intermediate_size
+    if model.moe is not None:
+        mlp = max(mlp, model.moe.num_experts * model.moe.expert_intermediate_size)
+    widths = 3 * mlp + 2 * (model.query_width + model.kv_width)
+    count = model.hidden_size * (model.num_hidden_layers * widths + model.vocab_size)
+    if count > _MOST_PARAMETERS:
+        raise UserError(f"{where}: describes a model of {count:.1e} parameters; at most 1e15 are covered")
 
 
 def _family(keys: _Keys) -> tuple[str, _Family]:
@@ -353,7 +370,7 @@ def _sliding(keys: _Keys, family: str, layers: int) -> tuple[int | None, int]:
     """Window in tokens and the number of layers that use it."""
     if not keys.has("sliding_window"):
         return None, 0
-    window = keys.integer("sliding_window")
+    window = keys.integer("sliding_window", maximum=1 << 40)
     kinds = keys.items("layer_types")
     if kinds:
         if len(kinds) != layers or not set(kinds) <= {"sliding_attention", "full_attention"}:

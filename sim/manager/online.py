@@ -99,7 +99,8 @@ class Manager:
         self.model = model
         self.ranks, self.devices = ranks, devices
         # Plain numbers: an element of an array costs several times as much.
-        self._rank_of, self._device_of = ranks.tolist(), devices.tolist()
+        self._rank_of: list[int] = ranks.tolist()
+        self._device_of: list[int] = devices.tolist()
         self.rows = np.zeros(count, dtype=np.int64)
         self.strategies = np.zeros(count, dtype=np.int64)
         self.cached = np.zeros(count, dtype=np.int8)
@@ -176,7 +177,7 @@ class Manager:
         return self.model.vector(int(self.rows[adapter]), self._rank_of[adapter], self._device_of[adapter])
 
     def _held(self, adapter: int) -> float:
-        return self._per_rank[self.strategies[adapter]] * self._rank_of[adapter]
+        return self._per_rank[int(self.strategies[adapter])] * self._rank_of[adapter]
 
     def _cached_bytes(self, level: int, adapter: int) -> float:
         return self._per_rank[(1, 3, 0)[level]] * self._rank_of[adapter]

@@ -97,7 +97,8 @@ class Decoding:
         self.contexts = self.contexts + steps
         self.remaining = self.remaining - steps
         self.undecided += steps
-        return (self.remaining == 0).nonzero()[0].tolist()
+        done: list[int] = (self.remaining == 0).nonzero()[0].tolist()
+        return done
 
     def cached(self, adapter: int) -> bool:
         """Return whether both matrices of `adapter` are in HBM."""

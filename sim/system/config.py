@@ -112,11 +112,11 @@ def _with_numbers(thing: T, numbers: dict[str, float], table: str) -> T:
     return replace(thing, **changes)  # type: ignore[type-var]
 
 
-def _with_costs(costs: Costs, changes: dict[str, Any]) -> Costs:
+def _with_costs(costs: Costs, changes: dict[str, Any], where: str) -> Costs:
     unknown = sorted(set(changes) - set(costs.__struct_fields__))
     if unknown:
-        raise UserError(f"costs: unknown key {unknown[0]!r}; known: {', '.join(costs.__struct_fields__)}")
-    return check_costs(convert({**msgspec.to_builtins(costs), **changes}, Costs, "costs"), "costs")
+        raise UserError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(costs.__struct_fields__)}")
+    return check_costs(convert({**msgspec.to_builtins(costs), **changes}, Costs, where), where)
 
 
 def _with_tables(raw: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -127,13 +127,13 @@ def _with_tables(raw: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _system(name: str, changes: dict[str, dict[str, Any]], gpus: int | None) -> SystemSpec:
+def _system(name: str, changes: dict[str, dict[str, Any]], gpus: int | None, prefix: str) -> SystemSpec:
     spec = load_system(name)
     if gpus is not None:
         spec = msgspec.structs.replace(spec, gpus=Gpus(gpus))
     if spec.name not in changes:
         return spec
-    where = f"systems_changed.{spec.name}"
+    where = f"{prefix}systems_changed.{spec.name}"
     raw = _with_tables(msgspec.to_builtins(spec), changes[spec.name])
     return check_system(convert(raw, SystemSpec, where), where)
 
@@ -155,8 +155,8 @@ def _at_least(value: int, least: int, name: str, most: int = 1 << 20) -> int:
     return value
 
 
-def resolve(options: RunOptions) -> Resolved:
-    """Look everything up and check it.
+def resolve(options: RunOptions, file: Path | None = None) -> Resolved:
+    """Look everything up and check it; `file` is named where its tables are refused.
 
     Raises:
         UserError: an unknown name, a number out of range, or choices that do not go together.
@@ -165,15 +165,17 @@ def resolve(options: RunOptions) -> Resolved:
         raise UserError(f"unknown composition {options.composition!r}; known: {', '.join(COMPOSITIONS)}")
     # The closed forms are the paper's own, so they count as the paper does unless told otherwise.
     preset = options.preset or ("priced" if options.composition == "dependency" else "paper")
-    costs = _with_costs(load_costs(preset), options.costs)
+    prefix = f"{file}: " if file is not None else ""
+    costs = _with_costs(load_costs(preset), options.costs, f"{prefix}costs")
     model = load_model(options.model)
     if options.seed < 0:
         raise UserError(f"seed is {options.seed}; give an integer of at least 0")
     source = _source(options)
-    gpu = _with_numbers(load_gpu(options.gpu), options.gpu_numbers, "gpu_numbers")
+    gpu = _with_numbers(load_gpu(options.gpu), options.gpu_numbers, f"{prefix}gpu_numbers")
     link = load_link(options.link)
     rate = options.link_numbers.get("gb_per_s")
-    link = _with_numbers(link, {k: v for k, v in options.link_numbers.items() if k != "gb_per_s"}, "link_numbers")
+    others = {k: v for k, v in options.link_numbers.items() if k != "gb_per_s"}
+    link = _with_numbers(link, others, f"{prefix}link_numbers")
     if rate is not None:
         link = link.with_rate(rate)
     if not options.systems:
@@ -183,10 +185,12 @@ def resolve(options: RunOptions) -> Resolved:
         options=options,
         model=model,
         source=source,
-        systems=tuple(_system(name, options.systems_changed, options.tensor_parallel_size) for name in options.systems),
+        systems=tuple(
+            _system(name, options.systems_changed, options.tensor_parallel_size, prefix) for name in options.systems
+        ),
         gpu=gpu,
         fabric=load_link(gpu.fabric),
-        device=_with_numbers(load_device(options.device), options.device_numbers, "device_numbers"),
+        device=_with_numbers(load_device(options.device), options.device_numbers, f"{prefix}device_numbers"),
         link=link,
         costs=costs,
         preset=preset,
@@ -203,7 +207,7 @@ def resolve(options: RunOptions) -> Resolved:
     )
     unknown = sorted(set(options.systems_changed) - {spec.name for spec in resolved.systems})
     if unknown:
-        raise UserError(f"systems_changed: {unknown[0]!r} is not among the systems of this run")
+        raise UserError(f"{prefix}systems_changed: {unknown[0]!r} is not among the systems of this run")
     _at_least(options.num_devices, 1, "number of devices", MOST_PARTS)
     if options.tensor_parallel_size is not None:
         _at_least(options.tensor_parallel_size, 1, "tensor parallel size", MOST_PARTS)

@@ -121,10 +121,20 @@ def check_out_dir(out: Path) -> None:
         UserError: ``out`` or a parent of it is not a folder, or may not be written.
     """
     existing = out
-    while not existing.exists() and existing != existing.parent:
-        if existing.is_symlink():
-            raise UserError(f"--out {out}: {existing} is a dangling link")
-        existing = existing.parent
+    try:
+        os.lstat(out)  # raises for what no path can be, which Path.exists() passes over
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--out {str(out)!r:.80}: no path that a folder can have ({reason})") from None
+    try:
+        while not existing.exists() and existing != existing.parent:
+            if existing.is_symlink():
+                raise UserError(f"--out {out}: {existing} is a dangling link")
+            existing = existing.parent
+    except OSError as error:
+        raise UserError(f"--out {out}: {error.strerror}") from None
     if not existing.is_dir():
         raise UserError(f"--out {out}: {existing} is not a folder; name a folder or a new path")
     if not os.access(existing, os.W_OK | os.X_OK):

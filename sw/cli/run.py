@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> Result:
 
     if args.trace_layers < 0:
         raise UserError(f"--trace-layers is {args.trace_layers}; give 0 (all) or more")
-    resolved = resolve(options_of(args, RunOptions(systems=DEFAULT_SYSTEMS)))
+    resolved = resolve(options_of(args, RunOptions(systems=DEFAULT_SYSTEMS)), args.config)
     runs = []
     refused: dict[str, str] = {}
     for spec in resolved.systems:

@@ -187,7 +187,7 @@ def run(args: argparse.Namespace) -> Result:
     from plora.sim.system.report import config_of
 
     options = _serving_options(args)
-    resolved = resolve(options_of(args, RunOptions(systems=("plora",))))
+    resolved = resolve(options_of(args, RunOptions(systems=("plora",))), args.config)
     if resolved.options.composition != "dependency":
         raise UserError(
             f"composition {resolved.options.composition} has no order of events, which serving needs: requests "

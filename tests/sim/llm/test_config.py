@@ -156,3 +156,43 @@ def test_bundled_dimensions_are_those_of_the_published_configs(shared_data: Path
         for field in original.__dataclass_fields__:
             if field not in ("name", "nominal_parameters", "nominal_active_parameters"):
                 assert getattr(bundled, field) == getattr(original, field), (name, field)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "vocab_size",
+        "max_position_embeddings",
+        "sliding_window",
+        "num_local_experts",
+        "num_experts_per_tok",
+    ],
+)
+def test_dimensions_that_no_model_has_are_refused_by_key(key: str) -> None:
+    mixtral = {
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 32000,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    }
+    parse_model(mixtral, name="m")
+    for value in (2**70, 10**400, 0, -1, 1.5, True, "8"):
+        with pytest.raises(UserError, match=f"{key} is"):
+            parse_model(mixtral | {key: value}, name="m")
+
+
+def test_dimensions_that_are_possible_alone_but_not_together_are_refused() -> None:
+    wide = {"hidden_size": 1 << 20, "intermediate_size": 1 << 22, "num_hidden_layers": 1000, "num_attention_heads": 64}
+    with pytest.raises(UserError, match="describes a model of"):
+        parse_model({"model_type": "llama", "vocab_size": 1000, **wide}, name="m")

@@ -140,3 +140,43 @@ def test_trace_values_of_a_wrong_type_or_size_are_refused(tmp_path: Path, capsys
     for rows in ([row | {"lora_id": None}], [azure], [azure | {"TIMESTAMP": 5}], [row, row | {"arrived_at": 1e300}]):
         file.write_text("".join(json.dumps(one) + "\n" for one in rows))
         assert "t.jsonl" in refused(capsys, "serve", "--workload", str(file))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "[costs]\nno_such_key = 1",
+        "[gpu_numbers]\nno_such_key = 1",
+        "[link_numbers]\nno_such_key = 1",
+        "[device_numbers]\nno_such_key = 1",
+        "[systems_changed.plora.kv]\nno_such_key = 1",
+        "[systems_changed.no_such_key.kv]\nhome = 'far'",
+        "no_such_key = 1",
+        "[no_such_key]\nx = 1",
+    ],
+)
+@pytest.mark.parametrize("verb", ["run", "serve"])
+def test_an_unknown_key_is_refused_with_the_name_of_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, table: str
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(table + "\n")
+    line = refused(capsys, verb, "--system", "plora", "--config", str(file))
+    assert "mine.toml" in line and "no_such_key" in line
+
+
+@pytest.mark.parametrize("value", ["-1", "x", "1.5"])
+def test_a_count_of_layers_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], value: str) -> None:
+    assert "--trace-layers" in refused(capsys, *RUN, "--trace-layers", value)
+
+
+def test_a_folder_of_results_that_cannot_be_written_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for out in (file, file / "below", tmp_path / "link", Path("/proc/nowhere"), Path("a\0b"), Path("n" * 300)):
+        for verb in (RUN, ("serve", "--num-requests", "2")):
+            refused(capsys, *verb, "--out", str(out))
+    assert file.read_text() == ""
