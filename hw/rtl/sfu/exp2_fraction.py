@@ -8,6 +8,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.exp2 import FRACTION_BITS, LINES, OFFSET_BITS, SLOPE_BITS, VALUE_BITS
+from plora.hw.rtl.pe.carry_save import reduce
 from plora.hw.rtl.sfu.pipeline import delayed
 
 
@@ -15,7 +16,7 @@ class Exp2Fraction(wiring.Component):
     """``value = 2**f``, see `plora.hw.defs.exp2`.
 
     Cycle behaviour: an argument of cycle t is there from cycle ``t + LATENCY`` on. Three steps, each
-    ending in registers: table, product, sum.
+    ending in registers: table; base and product, as two numbers; their sum.
 
     Ports:
         fraction: f in steps of ``2**-FRACTION_BITS``.
@@ -35,11 +36,11 @@ class Exp2Fraction(wiring.Component):
                 with m.Case(segment):
                     m.d.sync += [base.eq(start), slope.eq(rise)]
         offset = delayed(m, "offset", self.fraction[:OFFSET_BITS], 1)
-        rise = Signal(SLOPE_BITS, name="rise", reset_less=True)
-        value = Signal(VALUE_BITS, name="sum", reset_less=True)
-        m.d.sync += [
-            rise.eq((slope * offset)[OFFSET_BITS:]),
-            value.eq(Cat(delayed(m, "base", base, 1), Const(0, 1)) + rise),
-        ]
+        rows = [Cat(Const(0, place), slope & bit.replicate(SLOPE_BITS)) for place, bit in enumerate(offset)]
+        rows.append(Cat(Const(0, OFFSET_BITS), base))
+        parts, _ = reduce(m, "sum", rows, [], 2, VALUE_BITS + OFFSET_BITS)
+        one, other = (delayed(m, f"part{index}", part, 1) for index, part in enumerate(parts))
+        value = Signal(VALUE_BITS, reset_less=True)
+        m.d.sync += value.eq((one + other)[OFFSET_BITS:])
         m.d.comb += self.value.eq(value)
         return m

@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.exp2 import FRACTION_BITS
 from plora.hw.defs.queue import SCALE_FRACTION_BITS
+from plora.hw.rtl.pe.carry_save import reduce
 from plora.hw.rtl.pe.drain import MIN_EXPONENT, SCORE_BITS, score_layout
 from plora.hw.rtl.sfu.pipeline import delayed
 
@@ -22,8 +23,6 @@ ANCHOR_OFFSET = 1 << ANCHOR_BITS - 1
 _INTEGER_BITS = ANCHOR_BITS - 1
 """Integer bits of |t|; all ones count as infinite."""
 
-_LOW_BITS = 9
-"""Bits of the scale's significand in the lower one of the two products that are made at first."""
 _DISTANCE_BITS = 6
 _MOST_LEFT = 3
 """Places by which a product is shifted left at most: the largest exponents of score and scale."""
@@ -51,8 +50,8 @@ class ScoreScale(wiring.Component):
     =====================================  ========  =====  ==========
 
     Cycle behaviour: a score of cycle t is there from cycle ``t + LATENCY`` on. Four steps, each ending in
-    registers: two products with halves of the scale; their sum; shift to fixed point; floor, ceiling and
-    fraction with the sign.
+    registers: product, as two numbers; their sum; shift to fixed point; floor, ceiling and fraction with
+    the sign.
 
     Ports:
         score: of the drain.
@@ -84,18 +83,16 @@ class ScoreScale(wiring.Component):
         # the legal scales lead to is in 0 ... 60.
         largest = _MOST_LEFT - MIN_EXPONENT + SCORE_BITS - 1 + SCALE_FRACTION_BITS - FRACTION_BITS
         distance = Signal(_DISTANCE_BITS, reset_less=True)
-        low, high = (
-            Signal(SCORE_BITS + bits, name=name, reset_less=True)
-            for name, bits in (("low", _LOW_BITS), ("high", SCALE_FRACTION_BITS + 1 - _LOW_BITS))
-        )
-        m.d.sync += [
-            low.eq(score.mantissa * significand[:_LOW_BITS]),
-            high.eq(score.mantissa * significand[_LOW_BITS:]),
-            distance.eq(largest + FP32_BIAS - score.exponent - self.scale[FP32_FRACTION_BITS:-1]),
-        ]
+        m.d.sync += distance.eq(largest + FP32_BIAS - score.exponent - self.scale[FP32_FRACTION_BITS:-1])
 
+        # A row for every bit of the scale. Spelled out, this is smaller and faster than what Yosys makes of ``*``.
         product = Signal(SCORE_BITS + SCALE_FRACTION_BITS + 1, reset_less=True)
-        m.d.sync += product.eq(Cat(low[:_LOW_BITS], low[_LOW_BITS:] + high))
+        rows = [
+            Cat(Const(0, place), score.mantissa & bit.replicate(SCORE_BITS)) for place, bit in enumerate(significand)
+        ]
+        halves, _ = reduce(m, "product", rows, [], 2, len(product))
+        one, other = (delayed(m, f"half{index}", half, 1) for index, half in enumerate(halves))
+        m.d.sync += product.eq(one + other)
 
         shifted = Signal(len(product) + _MOST_LEFT, reset_less=True)
         m.d.sync += shifted.eq(Cat(Const(0, _MOST_LEFT), product) >> delayed(m, "distance", distance, 1))
