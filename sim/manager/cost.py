@@ -10,7 +10,7 @@ This is an estimate in closed form: it knows no queueing. The system model plays
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -201,6 +201,7 @@ class CostModel:
         rest: float = 0.0,
         exposed: float = 0.0,
         between: float | None = None,
+        on_device: Callable[[int, int], tuple[float, float]] | None = None,
     ) -> None:
         """Prepare the coefficients.
 
@@ -212,6 +213,8 @@ class CostModel:
             rest: time of a step that no decision changes (groups without adapters, the head).
             exposed: time that a step of `overlap` or `additive` exposes on the devices' side.
             between: time between x A and m B where GPUs sum m in between, or None where they do not.
+            on_device: a device's time per unit of A's and of B's width, for rows and rank; by default the
+                slower of its rates.
         """
         self.groups = tuple(groups)
         self.rates = rates
@@ -220,6 +223,7 @@ class CostModel:
         self.rest = rest
         self.exposed = exposed
         self._two_parts = between is not None
+        self._on_device = on_device or self._by_rates
         self._far_wait = rates.round_trip + (between or 0.0)
         self._classes = tuple(dict.fromkeys((g.experts, g.used) for g in groups)) or ((1, 1),)
         block = FIXED_FEATURES + 2 * self.devices
@@ -279,7 +283,8 @@ class CostModel:
         found = np.zeros((FIXED_FEATURES + 2 * self.devices, STRATEGIES))
         computing = rank * 2 * rows * used * rates.gpu_flop
         on_gpu = max(rank * 2 * touched * rates.hbm_byte, computing)
-        on_device = rank * max(2 * touched * rates.dram_byte, 2 * rows * used * rates.far_flop)
+        share = rows if experts == 1 else max(1, round(rows * used / touched))
+        a_time, b_time = self._on_device(share, rank)
         dev_a, dev_b = FIXED_FEATURES + device, FIXED_FEATURES + self.devices + device
         found[(GPU_A, GPU_B), E1] = on_gpu
         found[(GPU_A, GPU_B), E2] = computing
@@ -287,14 +292,18 @@ class CostModel:
         found[(dev_a, dev_b), E2] = rank * touched * 2 * rates.dram_byte
         found[DOWN_X, E3:] = rows
         found[FAR, E3:] = touched
-        found[dev_a, E3:] = on_device
-        found[dev_b, E3] = on_device
+        found[dev_a, E3:] = touched * a_time
+        found[dev_b, E3] = touched * b_time
         found[UP_Y, E3] = rows
         found[UP_M, E4] = rows * rank
         if self._two_parts:
             found[(DOWN_M, UP_M), E3] = rows * rank
         found[GPU_B, E4] = on_gpu
         return found
+
+    def _by_rates(self, rows: int, rank: int) -> tuple[float, float]:
+        time = rank * max(2 * self.rates.dram_byte, 2 * rows * self.rates.far_flop)
+        return time, time
 
     def features(self, rows: IntArray, ranks: IntArray, devices: IntArray) -> FloatArray:
         """Return the features (features, adapters, strategies) of several adapters."""

@@ -9,7 +9,7 @@ import numpy as np
 from plora.sim.system.clock import duration_ps
 from plora.sim.system.engine import TaskGraph
 from plora.sim.system.layers import LayerKind
-from plora.sim.system.tasks import Builder, Load, Setting
+from plora.sim.system.tasks import Builder, Load, Setting, device_ps
 from plora.sim.system.work import IntArray, attended
 
 CHAIN_DESCRIPTORS = 3
@@ -62,7 +62,8 @@ def _over_link(make: Builder, load: Load, far: IntArray, start: Sequence[int], n
         appended = stored[device] * work.kv_token_bytes
         wrote, read = machine.wire.write(appended), machine.wire.read(tokens * work.kv_token_bytes)
         asked = make.down(device, wrote[0] + read[0], start, label)
-        streamed = make.device(device, tokens * work.kv_token_bytes + appended, 0, [asked], label, computes=False)
+        size = tokens * work.kv_token_bytes + appended
+        streamed = make.device(device, size, device_ps(machine, size, 0, 0), [asked], label, computes=False)
         arrived = make.up(device, wrote[1] + read[1], [asked], label)
         # The kernel computes on what its loads bring; only its arithmetic could take longer.
         time = duration_ps(tokens * work.attention_flops_per_token, machine.times.flop_ps)
@@ -101,6 +102,7 @@ def _near_data(make: Builder, load: Load, far: IntArray, start: Sequence[int], n
             label = f"{name} attention {low} dev{device}"
             moved = (tokens + stored[device]) * work.kv_token_bytes
             flops = tokens * work.attention_flops_per_token
-            worked = make.device(device, moved, flops, [sends[device]], label)
+            took = device_ps(machine, moved, flops, machine.far_attention_flop_ps)
+            worked = make.device(device, moved, took, [sends[device]], label)
             ends.append(make.up(device, result[1] + writes[device][1], [worked], label))
     return ends

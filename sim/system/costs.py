@@ -34,7 +34,9 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         completion_one_ways: one-way latencies between the end of a device's work and the departure
             of the result (the flag's way up and the read request's way down; 0 if results are pushed).
         poll_interval_ns: distance of two polls; half of it is lost on average.
-        command_ns: from a descriptor's arrival at the device to its first DRAM beat.
+        device_timing: ``stated`` takes the device's stated rates for products, ``core`` the cycle model of
+            its core, with its latencies from arrival to first beat and from last beat to completion.
+        command_ns: from a descriptor's arrival at the device to its first DRAM beat, with ``stated``.
         layer_round_trips: round trips charged for each layer by `overlap` and `additive`, which have
             no dependencies to take them from (the paper, section VIII, finding 4).
         wave_round_trips: those of them that adapters take; sharded waves over several GPUs take as many more.
@@ -57,6 +59,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     polls: Number
     completion_one_ways: Number
     poll_interval_ns: Number
+    device_timing: Literal["stated", "core"]
     command_ns: Number
     layer_round_trips: Number
     wave_round_trips: Number

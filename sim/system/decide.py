@@ -66,12 +66,32 @@ def cost_model(setting: Setting, composition: Composition, typical_rank: int) ->
     rates, between = _rates(machine), None
     if machine.sharded_waves:
         between = rates.round_trip + machine.times.all_reduce_ps(_TYPICAL_MIDDLE * typical_rank)
-    devices = machine.far_devices
-    return CostModel(groups, rates, devices, composition, rest=rest, exposed=exposed, between=between)
+    core, devices = machine.core, machine.far_devices
+
+    def on_device(rows: int, rank: int) -> tuple[float, float]:
+        assert core is not None
+        products = (rank, _TYPICAL_WIDTH, False), (_TYPICAL_WIDTH, rank, True)
+        first, second = (core.products_ps(rows, [product])[0] / _TYPICAL_WIDTH for product in products)
+        return first, second
+
+    return CostModel(
+        groups,
+        rates,
+        devices,
+        composition,
+        rest=rest,
+        exposed=exposed,
+        between=between,
+        on_device=on_device if core is not None else None,
+    )
 
 
 _TYPICAL_MIDDLE = 2 * 2 * 64
 """Bytes of the intermediates of a typical wave per unit of rank: 64 rows of two matrices."""
+
+
+_TYPICAL_WIDTH = 4096
+"""Width of the matrices from whose time on a device that of others is scaled."""
 
 
 class AttentionModel:

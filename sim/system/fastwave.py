@@ -16,11 +16,10 @@ import numpy.typing as npt
 
 from plora.sim.system.clock import duration_ps
 from plora.sim.system.layers import Group
-from plora.sim.system.lora import Part, lora_job
+from plora.sim.system.lora import Part, job_device_ps, lora_job
 from plora.sim.system.machine import Machine
 from plora.sim.system.served import Times, last_served, served, served_by_readiness, served_in_turn
 from plora.sim.system.spec import STRATEGIES, SystemSpec
-from plora.sim.system.tasks import device_ps
 from plora.sim.system.work import E1, E2, E3, IntArray
 
 
@@ -72,7 +71,7 @@ class JobTable:
         machine = self._machine
         for position, group in enumerate(self._groups):
             job = lora_job(machine, group, rows, rank, strategy, self._part)
-            device, _ = device_ps(machine, job.dram, job.far_flops, machine.far_flop_ps)
+            device, _ = job_device_ps(machine, group, rows, rank, strategy, job, self._part)
             self._table[:, position, number] = (
                 duration_ps(round(job.down_wire), machine.link_byte_ps),
                 device,

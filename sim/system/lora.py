@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from plora.sim.system.coretime import Product
 from plora.sim.system.engine import TaskGraph
 from plora.sim.system.layers import ROW_PARALLEL, Group, LayerKind
 from plora.sim.system.machine import Machine
-from plora.sim.system.tasks import Builder, Load, Setting, tiles
+from plora.sim.system.tasks import DRAM_LIMIT, NDP_LIMIT, Builder, Load, Setting, device_ps, tiles
 from plora.sim.system.work import E1, E2, E3, E4, IntArray
 
 
@@ -86,6 +87,25 @@ def lora_job(machine: Machine, group: Group, rows: int, rank: int, strategy: int
     return JobBytes(float(sent[0] + got[0]), float(sent[1] + got[1]), dram, flops, hbm, gpu_flops)
 
 
+def job_device_ps(
+    machine: Machine, group: Group, rows: int, rank: int, strategy: int, job: JobBytes, part: Part = Part.WHOLE
+) -> tuple[int, str]:
+    """Return a device's time for `job`, and what bounds it."""
+    if machine.core is None or not job.far_flops:
+        return device_ps(machine, job.dram, job.far_flops, machine.far_flop_ps)
+    # Every expert that is touched gets its share of the rows.
+    touched = group.touched(rows)
+    share = max(1, round(rows * group.used / touched))
+    first = [(rank, group.input_dim, False)] * (part is not Part.SECOND)
+    products: list[Product] = []
+    for width in group.output_dims:
+        products += first
+        if strategy == E3 and part is not Part.FIRST:
+            products.append((width, rank, bool(first)))
+    time, memory = machine.core.products_ps(share, products)
+    return round(time * touched), DRAM_LIMIT if memory else NDP_LIMIT
+
+
 def middle_bytes(group: Group, rows: IntArray, ranks: IntArray) -> int:
     """Return the bytes of all adapters' intermediates m = x A of one group, which GPUs sum."""
     return 2 * group.used * len(group.output_dims) * int((rows * ranks).sum())
@@ -157,7 +177,8 @@ def _wave(
             continue
         computes = course != E2
         sent = make.down(device, job.down_wire, ready, f"{label} down", command=computes)
-        worked = make.device(device, job.dram, job.far_flops, [sent], f"{label} device", computes=computes)
+        took = job_device_ps(machine, group, rows, rank, strategy, job, part)
+        worked = make.device(device, job.dram, took, [sent], f"{label} device", computes=computes)
         # Under E2 the link streams what the device reads, at the same time.
         returned = make.up(device, job.up_wire, [worked if computes else sent], f"{label} up")
         if course == E3:

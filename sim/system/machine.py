@@ -11,6 +11,7 @@ from plora.sim.hardware.gpu import Gpu
 from plora.sim.hardware.link import Link
 from plora.sim.llm.config import ModelConfig
 from plora.sim.system.clock import PS_PER_NS, PS_PER_US, ps_per_unit
+from plora.sim.system.coretime import CoreTimes, core_times
 from plora.sim.system.costs import Costs
 from plora.sim.system.gputime import GpuTimes
 from plora.sim.system.layers import AdapterWave
@@ -42,6 +43,7 @@ class Machine:
         multicast: whether a query is sent once for all devices.
         far_dram_ps, far_flop_ps: of one device; `far_flop_ps` is 0 where nothing computes there.
         far_attention_flop_ps: the same for attention over the run's KV type.
+        core: times of products on a device by the cycle model of its core, or None for stated rates.
         one_way_ps: link latency of one direction.
         command_ps: from arrival of a descriptor to the device's first DRAM beat.
         return_ps: from the end of a device's work to the departure of the result.
@@ -57,6 +59,7 @@ class Machine:
     far_flop_ps: float
     far_attention_flop_ps: float
     far_capacity_bytes: int
+    core: CoreTimes | None
     link_name: str
     link_sharing: str
     down: tuple[str, ...]
@@ -123,7 +126,13 @@ def build_machine(
     launch = spec.launch.time_us * PS_PER_US if spec.launch.time_us is not None else gpu.kernel_launch_ns * PS_PER_NS
     one_way = round(link.one_way_latency_ns * PS_PER_NS)
     sharded = spec.gpus.count > 1 and adapter_wave == "sharded"
+    core, command = None, costs.number("command_ns") * PS_PER_NS
+    if far.compute == "ndp" and costs.device_timing == "core":
+        core = core_times(device, costs.number("device_dram_efficiency"))
     wait = costs.number("completion_one_ways") * one_way + costs.number("poll_interval_ns") / 2 * PS_PER_NS
+    if core is not None:
+        command = core.command_ps
+        wait += core.completion_ps
     return Machine(
         gpus=spec.gpus.count,
         times=GpuTimes(gpu, model, costs.gpu_mode, spec.gpus.count, fabric, expert_parallel),
@@ -135,6 +144,7 @@ def build_machine(
         far_flop_ps=flop_ps,
         far_attention_flop_ps=flop_ps / near_rate,
         far_capacity_bytes=int(capacity),
+        core=core,
         link_name=link.name,
         link_sharing="per-device" if per_device else "one-port",
         down=ports[0],
@@ -142,7 +152,7 @@ def build_machine(
         multicast=costs.q_transfer == "multicast" and not per_device,
         link_byte_ps=ps_per_unit(link.gb_per_s * 1e9, f"link {link.name} gb_per_s"),
         one_way_ps=one_way,
-        command_ps=round(costs.number("command_ns") * PS_PER_NS),
+        command_ps=round(command),
         return_ps=round(wait),
         wire=wire_of(link, costs.protocol),
         descriptor_bytes=int(costs.number("descriptor_bytes")),

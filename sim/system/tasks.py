@@ -122,15 +122,21 @@ class Builder:
         )
 
     def device(
-        self, device: int, dram_bytes: float, flops: float, after: Sequence[int], label: str, *, computes: bool = True
+        self,
+        device: int,
+        dram_bytes: float,
+        took: tuple[int, str],
+        after: Sequence[int],
+        label: str,
+        *,
+        computes: bool = True,
     ) -> int:
-        """Stream `dram_bytes` on a device, through its compute units if it `computes`.
+        """Stream `dram_bytes` on a device, through its compute units if it `computes`, in the time `took` states.
 
         A computed result waits in the device's memory until the GPU has seen its flag.
         """
         machine = self.setting.machine
-        rate = machine.far_attention_flop_ps if self.kind == "attention" else machine.far_flop_ps
-        time, limit = device_ps(machine, dram_bytes, flops, rate)
+        time, limit = took
         return self.graph.add(
             f"dev{device}",
             time,
