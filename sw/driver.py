@@ -53,6 +53,10 @@ class LinkTraffic:
         """The traffic after ``earlier``, a copy taken before."""
         return LinkTraffic(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
 
+    def plus(self, other: LinkTraffic) -> LinkTraffic:
+        """The traffic of both."""
+        return LinkTraffic(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
     def copy(self) -> LinkTraffic:
         """A copy that does not change any more."""
         return LinkTraffic(**{f.name: getattr(self, f.name) for f in fields(self)})

@@ -17,6 +17,7 @@ VERBS = {
     "run": "plora.sw.cli.run",
     "serve": "plora.sw.cli.serve",
     "lora": "plora.sw.cli.lora",
+    "attention": "plora.sw.cli.attention",
     "rtl": "plora.sw.cli.rtl",
     "predict": "plora.sw.cli.predict",
     "calibrate": "plora.sw.cli.calibrate",

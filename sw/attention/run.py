@@ -1,0 +1,214 @@
+"""Decode steps of one layer's attention on devices, held against the golden model and against float64."""
+
+from __future__ import annotations
+
+import io
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from plora.hw.defs.errors import UserError
+from plora.sim.functional.layout import Matrix
+from plora.sim.golden.softmax import NO_ANCHOR, golden_attention
+from plora.sw.adapters.tensors import read_tensors
+from plora.sw.attention.bound import error_bound
+from plora.sw.attention.merge import Float64, attend_exactly, merge, scale_factor
+from plora.sw.attention.store import Attended, DevicePart, KvStore
+from plora.sw.driver import LinkTraffic
+from plora.sw.session import Session
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Queries of some decode steps, and all keys and values. FP16."""
+
+    q: Matrix
+    """(steps, heads, head_dim)."""
+    k: Matrix
+    """(tokens, kv_heads, head_dim): step s attends to the first ``tokens - steps + 1 + s``."""
+    v: Matrix
+
+    def __post_init__(self) -> None:
+        q, k, v = self.q, self.k, self.v
+        if q.ndim != 3 or k.ndim != 3 or v.shape != k.shape or q.shape[2] != k.shape[2] or not q.size or not k.size:
+            raise UserError(
+                f"q {q.shape}, k {k.shape} and v {v.shape}: give q as (heads, head_dim) or (steps, heads, head_dim), k"
+                " and v as (tokens, kv_heads, head_dim), all with the same head_dim"
+            )
+        if q.shape[1] % k.shape[1]:
+            raise UserError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} KV heads")
+        if len(q) > len(k):
+            raise UserError(f"{len(q)} steps need at least as many tokens, there are {len(k)}")
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return int(self.q.shape[1] // self.k.shape[1])
+
+
+def synthetic_inputs(heads: int, kv_heads: int, head_dim: int, tokens: int, steps: int, seed: int) -> Inputs:
+    """Standard normal queries, keys and values; the last step attends to ``tokens + steps - 1`` tokens."""
+    random = np.random.default_rng(seed)
+    shapes = ((steps, heads, head_dim), *2 * ((tokens + steps - 1, kv_heads, head_dim),))
+    return Inputs(*(random.standard_normal(shape, np.float32).astype(np.float16) for shape in shapes))
+
+
+def read_inputs(path: Path) -> Inputs:
+    """Read arrays ``q``, ``k`` and ``v`` from an npz or a safetensors file; they are rounded to FP16.
+
+    Raises:
+        UserError: the file cannot be read, lacks an array, or holds a value that FP16 cannot.
+    """
+    arrays = _read_npz(path) if path.suffix == ".npz" else {n: t.values for n, t in read_tensors(path).items()}
+    missing = [name for name in ("q", "k", "v") if name not in arrays]
+    if missing:
+        raise UserError(
+            f"{path}: no array {missing[0]!r}, only {', '.join(sorted(arrays)) or 'none'}; it needs q, k, v"
+        )
+    q, k, v = (_as_fp16(arrays[name], f"{path}: {name}") for name in ("q", "k", "v"))
+    try:
+        return Inputs(q[None] if q.ndim == 2 else q, k, v)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+            return dict(file)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error}); check the file") from None
+    except (ValueError, TypeError, AttributeError, zipfile.BadZipFile, EOFError, KeyError) as error:
+        raise UserError(f"{path}: no whole npz file of plain arrays ({error}); save it again") from None
+
+
+def _as_fp16(array: npt.NDArray[Any], where: str) -> Matrix:
+    if array.dtype.kind not in "fiu":
+        raise UserError(f"{where} has type {array.dtype}; save it as numbers")
+    with np.errstate(over="ignore"):
+        values = array.astype(np.float16)
+    bad = np.count_nonzero(~np.isfinite(values))
+    if bad:
+        raise UserError(f"{where} has {bad} values that FP16 cannot hold; scale them, or mend the file")
+    return np.ascontiguousarray(values)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One decode step beside the golden model and float64."""
+
+    tokens: int
+    """Attended to, those on the GPU included."""
+    attended: Attended
+    match: bool
+    """Every chain's result has the golden model's bits."""
+    max_abs_error: float
+    """Largest distance of an output from float64."""
+    bound: float
+    """The largest that is proven possible (`plora.sw.attention.bound`)."""
+    within_bound: bool
+    """Every output is as near as is proven of it."""
+    largest: float
+    """Largest float64 output, to see errors beside."""
+    append_traffic: LinkTraffic
+    """To bring the step's new tokens to the devices."""
+    attend_traffic: LinkTraffic
+    run_s: float
+
+
+def decode(
+    sessions: Sequence[Session], inputs: Inputs, scale: int, *, gpu_tokens: int = 0, tile_tokens: int | None = None
+) -> Iterator[StepReport]:
+    """Run the steps one after the other: append what is new, attend, compare.
+
+    Parameters:
+        sessions: the devices.
+        scale: softmax scale, FP32 bits.
+        gpu_tokens: the first tokens stay on the GPU, which is computed in float64 here.
+        tile_tokens: see `KvStore`.
+
+    Raises:
+        UserError: more tokens on the GPU than the first step has, or devices without enough memory.
+        DeviceError: a device failed.
+    """
+    first = len(inputs.k) - len(inputs.q) + 1
+    if not 0 <= gpu_tokens <= first:
+        raise UserError(f"{gpu_tokens} tokens on the GPU: the first step has {first}")
+    kv_heads, head_dim = inputs.k.shape[1:]
+    store = KvStore(sessions, head_dim=head_dim, kv_heads=kv_heads, tile_tokens=tile_tokens)
+    start = gpu_tokens
+    for step, q in enumerate(inputs.q):
+        tokens = first + step
+        k, v = inputs.k[:tokens], inputs.v[:tokens]
+        others = [
+            [attend_exactly(q[_heads(inputs, head)], k[:gpu_tokens, head], v[:gpu_tokens, head], scale)]
+            for head in range(kv_heads)
+        ]
+        before = _traffic(sessions)
+        began = time.perf_counter()
+        store.append(k[start:], v[start:])
+        appended = _traffic(sessions)
+        attended = store.attend(q, scale, others=others)
+        run_s = time.perf_counter() - began
+        start = tokens
+        match = all(
+            _is_golden(part, inputs, q, k[gpu_tokens:], v[gpu_tokens:], scale, store, len(sessions))
+            for part in attended.parts
+        )
+        exact, bound = _reference(inputs, q, k, v, scale, store)
+        error = np.abs(attended.output - exact)
+        yield StepReport(
+            tokens=tokens,
+            attended=attended,
+            match=match,
+            max_abs_error=float(error.max()),
+            bound=float(bound.max()),
+            within_bound=bool((error <= bound).all()),
+            largest=float(np.abs(exact).max()),
+            append_traffic=appended.since(before),
+            attend_traffic=_traffic(sessions).since(appended),
+            run_s=run_s,
+        )
+
+
+def _heads(inputs: Inputs, head: int) -> slice:
+    return slice(head * inputs.group, (head + 1) * inputs.group)
+
+
+def _traffic(sessions: Sequence[Session]) -> LinkTraffic:
+    total = LinkTraffic()
+    for session in sessions:
+        total = total.plus(session.driver.traffic)
+    return total
+
+
+def _is_golden(
+    part: DevicePart, inputs: Inputs, q: Matrix, k: Matrix, v: Matrix, scale: int, store: KvStore, devices: int
+) -> bool:
+    """True if a chain's result and anchors are those of the golden model; ``k`` and ``v`` are the devices' tokens."""
+    rows, tokens = part.chain.rows, part.chain.tokens
+    mine = q[_heads(inputs, part.head)][rows.start : rows.stop]
+    keys, values = (each[part.device :: devices, part.head][tokens.start : tokens.stop] for each in (k, v))
+    golden = golden_attention(mine, keys, values, scale_factor(scale), store.config(part.device)).partial
+    m = np.where(golden.anchor == NO_ANCHOR, -np.inf, golden.anchor + golden.shift)
+    sums = golden.total * np.exp2(-24.0 - golden.shift)
+    return (
+        part.o.tobytes() == golden.o.tobytes()
+        and np.array_equal(part.partial.m, m)
+        and np.array_equal(part.partial.l, sums)
+    )
+
+
+def _reference(inputs: Inputs, q: Matrix, k: Matrix, v: Matrix, scale: int, store: KvStore) -> tuple[Float64, Float64]:
+    exact, bound = [], []
+    for head in range(store.kv_heads):
+        arrays = q[_heads(inputs, head)], k[:, head], v[:, head]
+        exact.append(merge([attend_exactly(*arrays, scale)]))
+        bound.append(error_bound(*arrays, scale, store.config(0).accumulator))
+    return np.concatenate(exact), np.concatenate(bound)
