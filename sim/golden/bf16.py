@@ -57,27 +57,30 @@ def to_float(bits: Bf16Array) -> npt.NDArray[np.float32]:
 def to_fp16(bits: Bf16Array, exponent: int) -> Fp16Array:
     """Return the values times ``2**exponent`` in FP16: nearest, ties to even, subnormals kept, beyond 65504 infinite.
 
-    No value of BF16 lies between 65504 and 65536. NaN becomes 0x7E00.
+    No value of BF16 lies between 65504 and 65536. NaN becomes 0x7E00, with its sign.
     """
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         # Exact in float64, and rounded once.
         scaled = np.ldexp(to_float(bits).astype(np.float64), exponent).astype(np.float16)
-    return np.where(np.isnan(scaled), np.uint16(0x7E00), scaled.view(np.uint16)).view(np.float16)
+    nan = np.asarray(bits & 0x8000 | 0x7E00, np.uint16)
+    return np.where(np.isnan(scaled), nan, scaled.view(np.uint16)).view(np.float16)
 
 
 def infinite_as_clipped(grid: Grid) -> Grid:
     """Return sums of BF16 operands, infinite terms counted as those of finite operands out of range."""
-    return replace(grid, clipped=grid.positive_infinity | grid.negative_infinity)
+    return replace(grid, clipped=grid.clipped | grid.positive_infinity | grid.negative_infinity)
 
 
-def grid_to_bf16(grid: Grid, accumulator: AccumulatorConfig, exponent: int, offset: int | IntArray = 0) -> Bf16Results:
+def grid_to_bf16(
+    grid: Grid, accumulator: AccumulatorConfig, exponent: int | IntArray, offset: int | IntArray = 0
+) -> Bf16Results:
     """Round sums times ``2**(-exponent - offset)`` to BF16: nearest, ties to even, a zero sum is +0.
 
     Args:
         grid: the sums.
         accumulator: their grid.
-        exponent: sum of the exponents of both operands.
-        offset: 0 ... 15, for attention; broadcasts with the sums.
+        exponent: sum of the exponents of both operands; broadcasts with the sums, as the next does.
+        offset: 0 ... 15, for attention.
     """
     steps, negative = sum_magnitude(grid)
     magnitude = np.ldexp(steps, accumulator.lsb_exponent)
@@ -96,7 +99,7 @@ def grid_to_bf16(grid: Grid, accumulator: AccumulatorConfig, exponent: int, offs
     bits = np.where(any_infinity | too_large, INFINITY, bits)
     sign = np.where(any_infinity, grid.negative_infinity, negative)
     bits = np.where(nan, NAN, bits | sign.astype(np.int64) << 15)
-    return Bf16Results(bits.astype(np.uint16), nan, any_infinity | (too_large & ~nan))
+    return Bf16Results(bits.astype(np.uint16), nan, grid.clipped | any_infinity | (too_large & ~nan))
 
 
 def golden_gemm_bf16(

@@ -245,6 +245,9 @@ class PeArray(wiring.Component):
                 m.d.comb += [
                     drain.sum.eq(merge.merged[channel]),
                     drain.offset.eq(0),
+                    drain.bf16.eq(0),
+                    drain.scale.eq(0),
+                    drain.from_bf16.eq(0),
                     result.values[row][channel].eq(drain.value),
                     result.numeric[row][channel].eq(drain.numeric),
                     result.scores[row][channel].eq(drain.score),

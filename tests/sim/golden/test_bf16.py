@@ -61,7 +61,7 @@ def test_every_bf16_value_becomes_the_nearest_fp16_value(exponent: int) -> None:
     for bits in range(0, 1 << 16, 7):
         sign = bits & 0x8000
         if bits & 0x7F80 == 0x7F80:
-            expected = 0x7E00 if bits & 0x7F else 0x7C00 | sign
+            expected = (0x7E00 if bits & 0x7F else 0x7C00) | sign
         else:
             expected = nearest(abs(value(bits)) * two_to(exponent), FP16_VALUES) | sign
         assert got[bits] == expected, f"{bits:#06x} times 2**{exponent}"

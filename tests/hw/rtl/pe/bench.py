@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from amaranth import Module
+from amaranth.hdl import signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from plora.hw.build.platform import add_shared
 from plora.hw.defs.config import AccumulatorConfig, NdpConfig, preset
+from plora.hw.rtl.interfaces import WORD_BITS
 from plora.hw.rtl.pe.align import GridAlign
 from plora.hw.rtl.pe.array import PeArray, beat_layout, results_layout
+from plora.hw.rtl.pe.converter import WordConverter
 from plora.hw.rtl.pe.dot_unit import DotUnit, dot_sum_layout, grid_name
-from plora.hw.rtl.pe.drain import OFFSET_BITS, Drain, score_layout
+from plora.hw.rtl.pe.drain import OFFSET_BITS, SCALE_BITS, Drain, score_layout
 from plora.hw.rtl.pe.product import FP16_BITS, Fp16Product
 
 TAG_BITS = 16
@@ -71,8 +74,15 @@ class PeBench(wiring.Component):
             "dot_enable": In(dot["enable"].shape),
             "dot_first": In(1),
             "dot_sum": Out(dot["sum"].shape.size),
+            "converter_bf16": In(1),
+            "converter_exponent": In(signed(8)),
+            "converter_data": In(WORD_BITS),
+            "converter_converted": Out(WORD_BITS),
             "drain_sum": In(dot_sum_layout(accumulator).size),
             "drain_offset": In(OFFSET_BITS),
+            "drain_bf16": In(1),
+            "drain_scale": In(signed(SCALE_BITS)),
+            "drain_from_bf16": In(1),
             "drain_value": Out(FP16_BITS),
             "drain_numeric": Out(2),
             "drain_score": Out(score_layout.size),
@@ -100,11 +110,21 @@ class PeBench(wiring.Component):
             dot.first.eq(self.dot_first),
             self.dot_sum.eq(dot.sum.as_value()),
         ]
+        m.submodules.converter = converter = WordConverter()
+        m.d.comb += [
+            converter.bf16.eq(self.converter_bf16),
+            converter.exponent.eq(self.converter_exponent),
+            converter.data.eq(self.converter_data),
+            self.converter_converted.eq(converter.converted),
+        ]
         drain = Drain(self._accumulator)
         add_shared(m, platform, "drain", f"drain_{grid}", drain)
         m.d.comb += [
             drain.sum.as_value().eq(self.drain_sum),
             drain.offset.eq(self.drain_offset),
+            drain.bf16.eq(self.drain_bf16),
+            drain.scale.eq(self.drain_scale),
+            drain.from_bf16.eq(self.drain_from_bf16),
             self.drain_value.eq(drain.value),
             self.drain_numeric.eq(drain.numeric),
             self.drain_score.eq(drain.score.as_value()),

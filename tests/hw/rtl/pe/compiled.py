@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from plora.hw.build.verilator import build_library
 from plora.hw.build.verilog import cached_verilog
-from plora.hw.defs.config import AccumulatorConfig
+from plora.hw.defs.config import WORD_VALUES, AccumulatorConfig
 from plora.hw.rtl.pe.dot_unit import DotUnit, dot_sum_layout, grid_name, segment_starts
 from plora.hw.rtl.pe.drain import Drain
 
@@ -21,6 +21,7 @@ Array = npt.NDArray[Any]
 ACCUMULATOR = AccumulatorConfig()
 CPP = Path(__file__).resolve().parent / "cpp"
 SUM_WORDS = -(-dot_sum_layout(ACCUMULATOR).size // 32)
+TO_BF16, FROM_BF16 = 1, 2
 STICKY = ("nan", "positive_infinity", "negative_infinity", "clipped")
 
 
@@ -145,13 +146,28 @@ class Units(Compiled):
         self._call("dot", len(a), DotUnit.LATENCY, a, b, np.ascontiguousarray(masks), first, sums)
         return [int.from_bytes(row.tobytes(), "little") for row in sums]
 
-    def drain(self, words: Array, offsets: Array | int = 0) -> Drained:
-        """Drain sums, rows of `sum_words`, each times ``2**-offset``."""
+    def drain(
+        self, words: Array, offsets: Array | int = 0, formats: Array | int = 0, scales: Array | int = 0
+    ) -> Drained:
+        """Drain sums, rows of `sum_words`, each times ``2**-offset`` (BF16: ``2**(-offset - scale)``).
+
+        ``formats``: `TO_BF16`, `FROM_BF16` or both.
+        """
         count = len(words)
-        offsets = np.ascontiguousarray(np.broadcast_to(offsets, count), np.uint8)
+        settings = (
+            np.ascontiguousarray(np.broadcast_to(value, count), dtype)
+            for value, dtype in ((offsets, np.uint8), (formats, np.uint8), (scales, np.int16))
+        )
         drained = Drained(*(np.empty(count, dtype) for dtype in (np.uint16, np.uint8, np.uint32, np.uint8)))
-        self._call("drain", count, Drain.LATENCY, words, offsets, *drained)
+        self._call("drain", count, Drain.LATENCY, words, *settings, *drained)
         return drained
+
+    def convert(self, values: Array, exponent: int, *, bf16: bool = True) -> Array:
+        """Return BF16 patterns (whole words) times ``2**exponent`` as FP16 patterns."""
+        data = np.ascontiguousarray(values, np.uint16)
+        converted = np.empty_like(data)
+        self._call("convert", data.size // WORD_VALUES, int(bf16), exponent, data, converted)
+        return converted
 
     def array(self, name: str, beats: Sequence[int], gaps: Sequence[int], sizes: tuple[int, int]) -> ArrayRun:
         """Offer ``beats`` to the array ``name``, each after a gap of cycles in which the payload is noise.

@@ -8,13 +8,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from plora.hw.defs.queue import NUMERIC_NAN, NUMERIC_OVERFLOW
+from plora.hw.defs.queue import MAX_OPERAND_EXPONENT, MIN_OPERAND_EXPONENT, NUMERIC_NAN, NUMERIC_OVERFLOW
 from plora.hw.rtl.pe.dot_unit import segment_starts
 from plora.hw.rtl.pe.drain import MAX_OFFSET, score_layout
+from plora.sim.golden.bf16 import grid_to_bf16, infinite_as_clipped
 from plora.sim.golden.numerics import LIMB_BITS, Grid, grid_to_fp16, grid_to_scores
 from tests.hw.rtl.pe.compiled import (
     ACCUMULATOR,
+    FROM_BF16,
     STICKY,
+    TO_BF16,
     Array,
     Drained,
     Units,
@@ -42,6 +45,15 @@ def check_results(got: Drained, sums: Grid, offsets: Array | int = 0) -> None:
     check_field("score's nan", got.scores >> fields["nan"].offset & 1, scores.nan, sums, offsets)
     numeric = scores.nan * NUMERIC_NAN | scores.overflow * NUMERIC_OVERFLOW
     check_field("score's numeric", got.score_numeric, numeric, sums, offsets)
+
+
+def check_bf16(units: Units, words: list[int], scales: Array, offsets: Array | int = 0) -> None:
+    high, low = np.array([divmod(sum_value(word), 1 << LIMB_BITS) for word in words]).T
+    sums = Grid(high, low, *np.array([sum_sticky(word) for word in words]).T)
+    got = units.drain(sum_words(words), offsets, TO_BF16 | FROM_BF16, scales)
+    values, nan, overflow = grid_to_bf16(infinite_as_clipped(sums), ACCUMULATOR, scales, offsets)
+    check_field("BF16 value", got.values, values, sums, offsets)
+    check_field("numeric", got.numeric, nan * NUMERIC_NAN | overflow * NUMERIC_OVERFLOW, sums, offsets)
 
 
 def check_field(what: str, got: Array, expected: Array, sums: Grid, offsets: Array | int) -> None:
@@ -162,3 +174,50 @@ def test_special_results_by_name(units: Units) -> None:
     values, numeric, _, _ = units.drain(sum_words([word for word, _, _ in cases.values()]))
     for index, (name, (_, value, flags)) in enumerate(cases.items()):
         assert (values[index], numeric[index]) == (value, flags), name
+
+
+LARGEST_SCALE, SMALLEST_SCALE = 2 * MAX_OPERAND_EXPONENT, 2 * MIN_OPERAND_EXPONENT
+
+
+def test_bf16_sums_of_every_length_scale_and_offset(units: Units) -> None:
+    rng = random.Random(13)
+    words, scales, offsets = [], [], []
+    for bits in range(ACCUMULATOR.bits - 1):
+        for number in range(90):
+            # Bits around the cut: all ones, a single one, anything.
+            total = ((1 << bits) - 1, 1 << bits >> 1, rng.randrange(1 << bits))[number % 3] ^ rng.randrange(2)
+            if number % 9 > 5:
+                total &= -1 << max(0, bits - rng.randrange(7, 11))
+            carries = rng.randrange(1 << len(segment_starts(ACCUMULATOR)) - 1)
+            held = sum((carries >> i & 1) << start for i, start in enumerate(segment_starts(ACCUMULATOR)[1:]))
+            words.append(sum_bits(rng.choice([1, -1]) * total - held, carries))
+            scales.append(rng.choice([0, LARGEST_SCALE, SMALLEST_SCALE, rng.randint(SMALLEST_SCALE, LARGEST_SCALE)]))
+            offsets.append(rng.choice([0, 0, MAX_OFFSET, rng.randrange(MAX_OFFSET + 1)]))
+    check_bf16(units, words, np.array(scales), np.array(offsets))
+
+
+def test_bf16_rounding_around_every_value_of_a_binade(units: Units) -> None:
+    # Every significand and midpoint, a step to both sides, at every place of the leading one.
+    words = []
+    for top in range(9, 63):
+        for half in range(256, 512):
+            middle = half << top - 8
+            words += [sum_bits(sign * (middle + step)) for sign in (1, -1) for step in (-1, 0, 1)]
+    for scale in (0, -41, LARGEST_SCALE):
+        check_bf16(units, words, np.full(len(words), scale))
+
+
+@pytest.mark.parametrize("sticky", range(1 << len(STICKY)))
+def test_bf16_sticky_flags_and_the_largest_sums(units: Units, sticky: int) -> None:
+    steps = [0, 1, -1, 5 << 30, -(7 << 40), (1 << 63) - 1, 1 << 63, -(1 << 63), LIMIT, -LIMIT]
+    words = [sum_bits(value, 0, sticky) for value in steps]
+    for scale in (0, LARGEST_SCALE, SMALLEST_SCALE, -97, -98):
+        check_bf16(units, words, np.full(len(words), scale))
+
+
+def test_infinite_terms_count_as_clipped_where_operands_were_bf16(units: Units) -> None:
+    positive = 1 << STICKY.index("positive_infinity")
+    drained = units.drain(sum_words([sum_bits(1 << 32, 0, positive)]), 0, FROM_BF16)
+    assert (drained.values[0], drained.numeric[0], drained.score_numeric[0]) == (0x7C00, 2, 2)
+    drained = units.drain(sum_words([sum_bits(1 << 32, 0, positive)]))
+    assert (drained.values[0], drained.numeric[0], drained.score_numeric[0]) == (0x7C00, 0, 0)

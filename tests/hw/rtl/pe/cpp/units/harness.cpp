@@ -120,9 +120,22 @@ int64_t pe_dot(void* handle, int64_t count, int64_t latency, const uint16_t* a, 
     return count;
 }
 
-// One sum a cycle; the results at i are those of the ports `latency` cycles after sum i.
+// One word after the other, all with the same settings; passes within the cycle.
+int64_t pe_convert(void* handle, int64_t words, int64_t bf16, int64_t exponent, const uint32_t* data, uint32_t* converted) {
+    Vndp& dut = static_cast<Bench*>(handle)->dut;
+    dut.converter_bf16 = bf16;
+    dut.converter_exponent = exponent & 255;
+    for (int64_t i = 0; i < words; ++i) {
+        load(dut.converter_data, data + 16 * i);
+        dut.eval();
+        store(dut.converter_converted, converted + 16 * i);
+    }
+    return words;
+}
+
+// One sum a cycle; format bit 0: round to BF16, bit 1: from BF16. The results at i are those of the ports `latency` cycles after sum i.
 int64_t pe_drain(void* handle, int64_t count, int64_t latency, const uint32_t* sums, const uint8_t* offsets,
-                 uint16_t* values, uint8_t* numeric, uint32_t* scores, uint8_t* score_numeric) {
+                 const uint8_t* formats, const int16_t* scales, uint16_t* values, uint8_t* numeric, uint32_t* scores, uint8_t* score_numeric) {
     Bench& bench = *static_cast<Bench*>(handle);
     Vndp& dut = bench.dut;
     const std::size_t words = sizeof(dut.drain_sum) / 4;
@@ -130,9 +143,15 @@ int64_t pe_drain(void* handle, int64_t count, int64_t latency, const uint32_t* s
         if (i < count) {
             load(dut.drain_sum, sums + i * words);
             dut.drain_offset = offsets[i];
+            dut.drain_bf16 = formats[i] & 1;
+            dut.drain_from_bf16 = formats[i] >> 1 & 1;
+            dut.drain_scale = scales[i] & 511;
         } else {
             scramble(bench, dut.drain_sum);
             dut.drain_offset = bench.scramble() & 15;
+            dut.drain_bf16 = bench.scramble() & 1;
+            dut.drain_from_bf16 = bench.scramble() & 1;
+            dut.drain_scale = bench.scramble() & 511;
         }
         bench.tick();
         if (i >= latency - 1) {
