@@ -18,11 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 from plora.hw.defs.config import AccumulatorConfig
+from plora.hw.defs.descriptor import DType
 from plora.hw.defs.errors import UserError
+from plora.sim.golden.bf16 import golden_gemm_bf16
 from plora.sim.golden.numerics import golden_gemm
-from plora.sw.adapters import Adapter, DeviceModule, LoraModule, to_device
+from plora.sw.adapters import Adapter, DeviceModule, LoraModule, host_values, to_device
 from plora.sw.driver import LinkTraffic
-from plora.sw.matrix import PlacedMatrix, Product, multiply, multiply_twice, store_matrix
+from plora.sw.matrix import (
+    PlacedMatrix,
+    Product,
+    chain_exponents,
+    multiply,
+    multiply_twice,
+    product_exponents,
+    store_matrix,
+)
 from plora.sw.session import Session
 
 
@@ -89,29 +99,38 @@ class DeviceAdapter:
         session: the device.
         modules: what to load.
         strategy: how they will be run.
+        dtype: the device's type for all of them, or None: for each module the one in which it is stored, FP16
+            where that is neither FP16 nor BF16.
 
     Raises:
-        UserError: a value does not fit FP16, or the modules do not fit the memory (nothing is held then).
+        UserError: a value does not fit the type, or the modules do not fit the memory (nothing is held then).
     """
 
-    def __init__(self, session: Session, modules: Sequence[LoraModule], strategy: Strategy) -> None:
+    def __init__(
+        self,
+        session: Session,
+        modules: Sequence[LoraModule],
+        strategy: Strategy,
+        dtype: DType | None = DType.FP16,
+    ) -> None:
         self._session = session
         self.strategy = strategy
         self.modules: list[LoadedModule] = []
         try:
             for module in modules:
-                self.modules.append(self._load(to_device(module)))
+                stored = DType.BF16 if module.dtype == "BF16" else DType.FP16
+                self.modules.append(self._load(to_device(module, stored if dtype is None else dtype)))
         except UserError:
             self.unload()
             raise
 
     def _load(self, device: DeviceModule) -> LoadedModule:
         driver, allocator, label = self._session.driver, self._session.allocator, device.module.label
-        a = store_matrix(driver, allocator, device.a, f"{label} A")
+        a = store_matrix(driver, allocator, device.a, f"{label} A", device.dtype)
         if self.strategy is Strategy.E4:
             return LoadedModule(device, a, None)
         try:
-            return LoadedModule(device, a, store_matrix(driver, allocator, device.b, f"{label} B"))
+            return LoadedModule(device, a, store_matrix(driver, allocator, device.b, f"{label} B", device.dtype))
         except UserError:
             allocator.free(a.region)
             raise
@@ -125,7 +144,7 @@ class DeviceAdapter:
         self.modules = []
 
     def run(self, module: LoadedModule, x: npt.NDArray[Any]) -> Product:
-        """Run one module on x (B x K, FP16): y (E3) or m (E4)."""
+        """Run one module on x (B x K, of the module's type): y (E3) or m (E4)."""
         if module.b is None:
             return multiply(self._session.queue, module.a, x)
         return multiply_twice(self._session.queue, module.a, module.b, x)
@@ -160,13 +179,14 @@ def run_and_compare(
     product = adapter.run(module, x)
     run_s = time.perf_counter() - start
     traffic = session.driver.traffic.since(before)
-    golden = _golden(module.device, x, adapter.strategy, session.driver.config.accumulator)
-    source = module.device.module
-    exact = x.astype(np.float64) @ source.a.astype(np.float64).T
+    golden = _golden(module, x, adapter.strategy, session.driver.config.accumulator)
+    source, dtype = module.device.module, module.device.dtype
+    exact = host_values(x, dtype).astype(np.float64) @ source.a.astype(np.float64).T
     if adapter.strategy is Strategy.E3:
         exact = exact @ (source.b.astype(np.float64) * source.scaling).T
-    finite = np.isfinite(product.y)
-    error = np.abs(product.y.astype(np.float64) - exact)[finite].max(initial=0.0)
+    y = host_values(product.y, dtype)
+    finite = np.isfinite(y)
+    error = np.abs(y.astype(np.float64) - exact)[finite].max(initial=0.0)
     largest = np.abs(exact).max()
     return ModuleReport(
         device=module.device,
@@ -182,7 +202,15 @@ def run_and_compare(
 
 
 def _golden(
-    device: DeviceModule, x: npt.NDArray[Any], strategy: Strategy, accumulator: AccumulatorConfig
-) -> npt.NDArray[np.float16]:
-    m = golden_gemm(x, device.a, accumulator).values
-    return m if strategy is Strategy.E4 else golden_gemm(m, device.b, accumulator).values
+    module: LoadedModule, x: npt.NDArray[Any], strategy: Strategy, accumulator: AccumulatorConfig
+) -> npt.NDArray[Any]:
+    a, b = module.device.a, module.device.b
+    if module.device.dtype != DType.BF16:
+        m = golden_gemm(x, a, accumulator).values
+        return m if strategy is Strategy.E4 else golden_gemm(m, b, accumulator).values
+    if module.b is None:
+        first = product_exponents(x, module.a)
+        return golden_gemm_bf16(x, a, first.operand, first.device, accumulator).values
+    first, second = chain_exponents(x, module.a, module.b)
+    m_bits = golden_gemm_bf16(x, a, first.operand, first.device, accumulator).values
+    return golden_gemm_bf16(m_bits, b, second.operand, second.device, accumulator).values

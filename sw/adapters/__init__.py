@@ -5,7 +5,16 @@ the device computes with. What the device does not compute is refused by name, o
 `Adapter.host_parts`.
 """
 
-from plora.sw.adapters.device_form import DeviceModule, to_device
+from plora.sw.adapters.device_form import DeviceModule, device_values, host_values, to_device
 from plora.sw.adapters.reader import Adapter, HostPart, LoraModule, read_adapter
 
-__all__ = ["Adapter", "DeviceModule", "HostPart", "LoraModule", "read_adapter", "to_device"]
+__all__ = [
+    "Adapter",
+    "DeviceModule",
+    "HostPart",
+    "LoraModule",
+    "device_values",
+    "host_values",
+    "read_adapter",
+    "to_device",
+]

@@ -36,6 +36,12 @@ def configure(parser: CommandParser) -> None:
         "--strategy", choices=("e3", "e4"), default="e3", help="e3: y = x A B; e4: m = x A (default: e3)"
     )
     parser.add_argument(
+        "--dtype",
+        choices=("fp16", "bf16", "auto"),
+        default="fp16",
+        help="the device's type; auto: the one in which each module is stored, if the device has it (default: fp16)",
+    )
+    parser.add_argument(
         "--layers",
         metavar="PATTERN",
         default=None,
@@ -49,7 +55,8 @@ def run(args: argparse.Namespace) -> Result:
     """Load the adapter, run the chosen modules, compare and report."""
     import numpy as np
 
-    from plora.sw.adapters import read_adapter
+    from plora.hw.defs.descriptor import DType
+    from plora.sw.adapters import device_values, read_adapter
     from plora.sw.lora import DeviceAdapter, Strategy, choose_modules, run_and_compare
     from plora.sw.session import open_session
 
@@ -65,12 +72,14 @@ def run(args: argparse.Namespace) -> Result:
     port, memory_bytes = _open_device(args.device, config, args.seed)
     session = open_session(port, memory_bytes=memory_bytes)
     say(f"loading {len(modules)} modules of {adapter.name}")
-    loaded = DeviceAdapter(session, modules, Strategy(args.strategy))
+    dtype = {"fp16": DType.FP16, "bf16": DType.BF16, "auto": None}[args.dtype]
+    loaded = DeviceAdapter(session, modules, Strategy(args.strategy), dtype)
     random = np.random.default_rng(args.seed)
     first_cycle = session.driver.counters()["CYCLES"]
     reports = []
     for module in loaded.modules:
-        x = random.standard_normal((args.batch_size, module.device.module.in_features)).astype(np.float16)
+        x = random.standard_normal((args.batch_size, module.device.module.in_features)).astype(np.float32)
+        x = device_values(x, module.device.dtype)
         reports.append(run_and_compare(loaded, module, x, session))
     cycles = session.driver.counters()["CYCLES"] - first_cycle
     seconds = sum(report.run_s for report in reports)
@@ -109,7 +118,7 @@ def _open_device(name: str, config: NdpConfig, seed: int) -> tuple[DevicePort, i
         return rtl, rtl.memory.size
     from plora.sim.functional import FunctionalDevice
 
-    model = FunctionalDevice(config)
+    model = FunctionalDevice(config, bf16=True)
     return model, model.memory.size_bytes
 
 
@@ -122,6 +131,7 @@ def _module_data(report: ModuleReport, timed: bool) -> dict[str, Any]:
         "out_features": module.out_features,
         "scaling": module.scaling,
         "stored_as": module.dtype,
+        "computed_in": report.device.dtype.name,
         "match": report.match,
         "max_abs_error": report.max_abs_error,
         "max_relative_error": report.max_relative_error,

@@ -133,7 +133,7 @@ def test_numeric_flags_come_back() -> None:
 @pytest.mark.parametrize("bad", [np.zeros(4, np.float16), np.zeros((2, 2), np.float32), np.zeros((2, 2), np.uint16)])
 def test_what_is_no_fp16_matrix_is_not_stored(bad: np.ndarray) -> None:
     s = session(TINY)
-    with pytest.raises(UserError, match="give an FP16 matrix"):
+    with pytest.raises(UserError, match="give a matrix of FP16 values"):
         store_matrix(s.driver, s.allocator, bad, "w")
 
 
