@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,8 @@ class Demand:
             parts' own bounds in the other compositions.
         limit_ps: the step's time split over what bounded it.
         kind_busy_ps: occupation by (part, resource).
+        phase_ps: time of each phase, in `dependency` played phase by phase, split over what bounded it:
+            by (kind of layer, phase, limit).
     """
 
     busy_ps: dict[str, int] = field(default_factory=dict)
@@ -62,9 +64,10 @@ class Demand:
     part_ps: dict[str, int] = field(default_factory=dict)
     limit_ps: dict[str, int] = field(default_factory=dict)
     kind_busy_ps: dict[tuple[str, str], int] = field(default_factory=dict)
+    phase_ps: dict[tuple[int, str, str], int] = field(default_factory=dict)
 
     def __iadd__(self, other: Demand) -> Demand:
-        for name in ("busy_ps", "moved_bytes", "part_ps", "limit_ps", "kind_busy_ps"):
+        for name in ("busy_ps", "moved_bytes", "part_ps", "limit_ps", "kind_busy_ps", "phase_ps"):
             self.add(name, getattr(other, name).items())
         return self
 
@@ -95,23 +98,38 @@ class Step:
         return max(limits, key=lambda name: (limits[name], name)) if limits else "nothing"
 
 
-Phase = tuple[str, int, Callable[[TaskGraph, list[int]], list[int]]]
-"""Part of the model, how often it occurs in a step, and what adds its tasks to a graph."""
+class Phase(NamedTuple):
+    """A part of a step that begins when the one before is done.
+
+    Attributes:
+        kind: number of its kind of layer, -1 for the head.
+        name: its group of matrices, or attention.
+        part: "base", "lora" or "attention".
+        times: how often it occurs in a step.
+        build: adds its tasks to a graph after given ones, and returns those that end it.
+    """
+
+    kind: int
+    name: str
+    part: str
+    times: int
+    build: Callable[[TaskGraph, list[int]], list[int]]
 
 
-def layer_phases(setting: Setting, kind: LayerKind, load: Load, name: str) -> list[Phase]:
-    """Return the phases of one layer in order; each occurs `kind.count` times a step."""
+def layer_phases(setting: Setting, kind: LayerKind, load: Load, name: str, number: int = 0) -> list[Phase]:
+    """Return the phases of one layer of kind `number` in order; each occurs `kind.count` times a step."""
 
     def group(which: Group) -> Phase:
         def build(graph: TaskGraph, start: list[int]) -> list[int]:
             return add_group(graph, setting, kind, which, load, start, f"{name} {which.name}")
 
-        return "lora", kind.count, build
+        return Phase(number, which.name, "lora", kind.count, build)
 
     def attention(graph: TaskGraph, start: list[int]) -> list[int]:
         return add_attention(graph, setting, kind, load, start, name)
 
-    return [*map(group, kind.before), ("attention", kind.count, attention), *map(group, kind.after)]
+    middle = Phase(number, "attention", "attention", kind.count, attention)
+    return [*map(group, kind.before), middle, *map(group, kind.after)]
 
 
 def _add_head(graph: TaskGraph, setting: Setting, start: list[int]) -> list[int]:
@@ -123,12 +141,12 @@ def step_phases(setting: Setting, load: Load) -> list[Phase]:
     """Return the phases of a step: those of each kind of layer, and the head."""
     found: list[Phase] = []
     for number, kind in enumerate(setting.work.kinds):
-        found += layer_phases(setting, kind, load, f"kind{number}")
+        found += layer_phases(setting, kind, load, f"kind{number}", number)
 
     def head(graph: TaskGraph, start: list[int]) -> list[int]:
         return _add_head(graph, setting, start)
 
-    return [*found, ("base", 1, head)]
+    return [*found, Phase(-1, "head", "base", 1, head)]
 
 
 def split(setting: Setting, batch: Batch, placement: Placement, ranks: IntArray, parts: int) -> list[Load]:
@@ -156,8 +174,8 @@ def full_graph(setting: Setting, loads: list[Load]) -> TaskGraph:
         for _ in range(kind.count):
             for number, load in enumerate(loads):
                 name = f"layer{layer}" if len(loads) == 1 else f"layer{layer}.{number}"
-                for _, _, build in layer_phases(setting, kind, load, name):
-                    ends[number] = build(graph, ends[number])
+                for phase in layer_phases(setting, kind, load, name):
+                    ends[number] = phase.build(graph, ends[number])
             layer += 1
     for number in range(len(loads)):
         ends[number] = _add_head(graph, setting, ends[number])
@@ -226,7 +244,7 @@ class StepModel:
         self._static_ps, self._static = 0, Demand()
         if not self._interleaved:
             for load in loads:
-                wanted = [phase for phase in step_phases(setting, load) if phase[0] != "attention"]
+                wanted = [phase for phase in step_phases(setting, load) if phase.part != "attention"]
                 time, demand = self._play(wanted)
                 self._static_ps += time
                 self._static += demand
@@ -238,7 +256,7 @@ class StepModel:
 
     def _play(self, wanted: list[Phase]) -> tuple[int, Demand]:
         demand, total = Demand(), 0
-        for part, times, build in wanted:
+        for kind, name, part, times, build in wanted:
             graph = TaskGraph()
             build(graph, [])
             _count(demand, graph, times)
@@ -246,7 +264,9 @@ class StepModel:
                 continue
             schedule = _played(graph)
             total += schedule.makespan_ps * times
-            demand.add("limit_ps", schedule.critical_ps().items(), times)
+            limits = schedule.critical_ps()
+            demand.add("limit_ps", limits.items(), times)
+            demand.add("phase_ps", (((kind, name, limit), time) for limit, time in limits.items()), times)
             # What the base model alone would take is base; the rest is the adapters', or the launches'.
             if part == "lora" and "lora" not in graph.kind:
                 part = "launch"
@@ -264,7 +284,7 @@ class StepModel:
         demand += self._static
         total = self._static_ps
         for load in loads:
-            wanted = [phase for phase in step_phases(self._setting, load) if phase[0] == "attention"]
+            wanted = [phase for phase in step_phases(self._setting, load) if phase.part == "attention"]
             time, attention = self._play(wanted)
             total += time
             demand += attention

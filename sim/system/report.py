@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from plora.sim.system.clock import PS_PER_MS, PS_PER_S
+from plora.sim.system.clock import PS_PER_MS, PS_PER_S, PS_PER_US
 from plora.sim.system.config import Resolved
 from plora.sim.system.decode import DecodeRun
 from plora.sim.system.tasks import FABRIC, GPU, HOST
@@ -52,6 +52,7 @@ def system_result(run: DecodeRun) -> dict[str, Any]:
         "throughput_tokens_per_s": run.running * steps / total_s,
         "bound_by": max(demand.limit_ps, key=lambda name: (demand.limit_ps[name], name)),
         "bound_share": _ordered({name: time / limits for name, time in demand.limit_ps.items()}),
+        "layer_phases": _phases(run),
         "busy_share": _busy_shares(run),
         "step_part_ms": {name: time / PS_PER_MS / played for name, time in demand.part_ps.items() if time},
         "moved_bytes_per_step": {name: moved // played for name, moved in sorted(demand.moved_bytes.items())},
@@ -72,6 +73,35 @@ def system_result(run: DecodeRun) -> dict[str, Any]:
         "far_bytes": {"capacity": run.machine.far_capacity_bytes * run.machine.gpus, "used": run.far_bytes},
         "link": {"name": run.machine.link_name if run.machine.has_far else None, "sharing": run.machine.link_sharing},
     }
+
+
+def _phases(run: DecodeRun) -> list[dict[str, Any]]:
+    """Return every phase of every kind of layer: its time in one layer, and what bounded it.
+
+    Empty where phases overlap or have no order (sub-batches, the closed forms).
+    """
+    kinds, steps = run.setting.work.kinds, len(run.played)
+    phases: dict[tuple[int, str], dict[str, int]] = {}
+    for (kind, name, limit), time in run.demand.phase_ps.items():
+        phases.setdefault((kind, name), {})[limit] = time
+    order = {(n, g.name): i for n, kind in enumerate(kinds) for i, g in enumerate([*kind.before, *kind.after])}
+    found = []
+    for (kind, name), limits in sorted(
+        phases.items(), key=lambda item: (item[0][0] % (len(kinds) + 1), order.get(item[0], 0.5))
+    ):
+        layers, total = kinds[kind].count if kind >= 0 else 1, sum(limits.values())
+        shares = _ordered({limit: time / total for limit, time in limits.items()}) if total else {}
+        found.append(
+            {
+                "layers": layers,
+                "window": kinds[kind].window if kind >= 0 else None,
+                "phase": name,
+                "time_us": total / PS_PER_US / steps / layers,
+                "bound_by": next(iter(shares), "nothing"),
+                "bound_share": shares,
+            }
+        )
+    return found
 
 
 def _ordered(shares: Mapping[str, float]) -> dict[str, float]:

@@ -106,8 +106,21 @@ def _table(results: list[dict[str, Any]], config: dict[str, Any]) -> str:
         f"composition {config['composition']}, costs {config['preset']}, link {config['link_sharing']}, "
         f"weights {config['weights']}, seed {config['seed']}"
     )
+    phases = results[0]["layer_phases"] if len(results) == 1 else []
     columns = f"{'system':<18}{'TPOT ms':>10}{'tokens/s':>12}{'/ PLoRA':>8}  bound by (share of the step)"
-    return "\n".join([head, "", columns, *(_row(result, plora) for result in results)])
+    return "\n".join([head, "", columns, *(_row(result, plora) for result in results), *_phases(phases)])
+
+
+def _phases(phases: list[dict[str, Any]]) -> list[str]:
+    """Show the phases of a layer, where one system was run."""
+    if not phases:
+        return []
+    rows = []
+    for phase in phases:
+        shares = ", ".join(f"{limit} {share:.0%}" for limit, share in list(phase["bound_share"].items())[:3])
+        layers = f"{phase['layers']} x" if phase["phase"] != "head" else ""
+        rows.append(f"{layers:<6}{phase['phase']:<16}{phase['time_us']:10.2f}  {shares}")
+    return ["", f"{'layers':<6} {'phase':<15}{'us':>10}  bound by", *rows]
 
 
 def run(args: argparse.Namespace) -> Result:

@@ -29,6 +29,19 @@ def test_steps_grow_by_one_token_and_centre_on_the_context() -> None:
     assert steps_csv([run]).count("\n") == 11
 
 
+@pytest.mark.parametrize("model", ["llama2-7b", "gpt-oss-120b"])
+def test_phases_of_the_layers_add_up_to_the_step(model: str) -> None:
+    result = system_result(decoded("plora", model=model, tensor_parallel_size=2, num_adapters=50))
+    phases = result["layer_phases"]
+    assert sum(p["layers"] * p["time_us"] for p in phases) / 1e3 == pytest.approx(result["tpot_ms"]["mean"])
+    names = [p["phase"] for p in phases]
+    assert names[:2] == ["attention_in", "attention"] and names[-1] == "head"
+    for phase in phases:
+        assert sum(phase["bound_share"].values()) == pytest.approx(1.0)
+        assert phase["bound_by"] == max(phase["bound_share"], key=lambda n: (phase["bound_share"][n], n))
+    assert system_result(decoded("plora", composition="overlap"))["layer_phases"] == []
+
+
 def test_hbm_holds_only_what_fits_and_the_others_wait() -> None:
     run = decoded("s-lora", workload="uniform-long", batch_size=256)
     assert run.running < run.requested == 256

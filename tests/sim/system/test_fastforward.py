@@ -50,10 +50,10 @@ def events_ps(setting: Setting, load: Load, grown: int) -> tuple[int, int]:
     """Time of a layer's groups and of its attention, as events."""
     kind, later = setting.work.kinds[-1], load.grown(grown)
     groups = 0
-    for part, _, build in layer_phases(setting, kind, later, "layer"):
-        if part != "attention":
+    for phase in layer_phases(setting, kind, later, "layer"):
+        if phase.part != "attention":
             graph = TaskGraph()
-            build(graph, [])
+            phase.build(graph, [])
             groups += simulate(graph).makespan_ps
     graph = TaskGraph()
     add_attention(graph, setting, kind, later, [], "layer")
