@@ -30,6 +30,9 @@ RERANK_EVERY = 32
 changed. With more adapters than that in the batch, as many steps as adapters: a ranking costs in
 proportion to them."""
 
+DECISION_SHARE = 0.01
+"""Share of the steps' time that decisions may take: below it, changes wait for one another and are decided together."""
+
 RERANK_CHANGES = 8
 """Strategies that one ranking of all adapters changes at most; the next one goes on."""
 
@@ -85,8 +88,11 @@ class Manager:
         hot_adapters: int = HOT_ADAPTERS,
         gain: float = GAIN,
         rerank_every: int = RERANK_EVERY,
+        decision_time: float = 0.0,
     ) -> None:
         """Start with an empty batch and nothing cached.
+
+        `decision_time` is what a decision takes, in the cost model's unit of time.
 
         Raises:
             UserError: no strategy, or a negative budget.
@@ -121,6 +127,9 @@ class Manager:
         self._rerank_every = rerank_every
         self._since_rerank = rerank_every
         self._not_relaxed = 0
+        self._decision_time = decision_time
+        self._saved = 0.0  # time that decisions may take by now
+        self._pending: dict[int, None] = {}  # adapters whose number of requests changed since the last decision
         self._serving = 0
         self._last = Change(0.0, 0.0, 0.0, 0.0, 0)
         self._sums = np.zeros(model.feature_count)
@@ -167,11 +176,23 @@ class Manager:
         changed = dict.fromkeys([*came, *gone])
         for adapter in changed:
             self._set_rows(adapter, came.count(adapter) - gone.count(adapter))
+        self._pending |= changed
+        self._saved += steps * self._last.time * DECISION_SHARE
+        if not due and self._last.time and self._saved < self._decision_time:
+            return self._as_before(attention)
+        self._saved = 0.0
         if due:
             self._last = self._rerank(attention)
         else:
-            self._last = self._place([a for a in changed if self.rows[a]], attention)
+            self._last = self._place([a for a in self._pending if self.rows[a]], attention)
+        self._pending.clear()
         return self._last
+
+    def _as_before(self, attention: AttentionCost) -> Change:
+        """Keep strategies and the share of KV, as far as there is room for it, until a decision is worth its time."""
+        room = self.budget - self._used - self._kept
+        share = min(self._last.kv_share, max(room, 0.0) / attention.kv_bytes) if attention.kv_bytes else 0.0
+        return Change(share, self._last.time, 0.0, 0.0, 0)
 
     def _vector(self, adapter: int) -> FloatArray:
         return self.model.vector(int(self.rows[adapter]), self._rank_of[adapter], self._device_of[adapter])

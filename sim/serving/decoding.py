@@ -9,6 +9,7 @@ import numpy as np
 from plora.sim.manager.online import Manager
 from plora.sim.serving.outcome import Outcome
 from plora.sim.serving.steps import EMPTY, StepTimer
+from plora.sim.system.clock import PS_PER_US
 from plora.sim.system.config import Resolved
 from plora.sim.system.decide import AttentionModel, cost_model
 from plora.sim.system.decode import TYPICAL_RANK
@@ -16,6 +17,9 @@ from plora.sim.system.fastwave import Wave
 from plora.sim.system.spec import STRATEGIES
 from plora.sim.system.work import IntArray
 from plora.sim.workload.requests import NO_ADAPTER
+
+DECISION_US = 80
+"""Processor time of a decision, as measured (`python -m tests.bench.manager`)."""
 
 _NONE = np.zeros(0, dtype=np.int64)
 
@@ -70,7 +74,15 @@ class Decoding:
         model = cost_model(self._timer.setting(min(seats, 64)), resolved.options.composition, TYPICAL_RANK)
         devices = np.arange(len(self._ranks)) % max(1, machine.far_devices)
         budget = float(machine.hbm_budget_bytes - self._weights)
-        return Manager(model, self._ranks, devices, allowed, budget, caches_free=spec.adapters.assume_fits)
+        return Manager(
+            model,
+            self._ranks,
+            devices,
+            allowed,
+            budget,
+            caches_free=spec.adapters.assume_fits,
+            decision_time=DECISION_US * PS_PER_US,
+        )
 
     def join(self, request: int, context: int, left: int) -> None:
         """Let `request` decode from now on; `context` counts its newest token, `left` those to come."""

@@ -70,11 +70,12 @@ def check(of: Manager, kv_bytes: float) -> None:
     st.lists(st.tuples(st.integers(0, 11), st.booleans(), st.integers(1, 40)), min_size=1, max_size=40),
     st.sampled_from([0.0, 3e8, 2e9, 6e10]),
     st.integers(1, 3),
+    st.sampled_from([0.0, 1e5, 1e9]),
 )
 def test_whatever_comes_and_goes_hbm_holds_what_is_read_and_no_more(
-    events: list[tuple[int, bool, int]], budget: float, every: int
+    events: list[tuple[int, bool, int]], budget: float, every: int, decision_time: float
 ) -> None:
-    online = manager(budget, 12, rerank_every=every)
+    online = manager(budget, 12, rerank_every=every, decision_time=decision_time)
     present: list[int] = []
     for adapter, comes, steps in events:
         came, gone = ([adapter], []) if comes or not present else ([], [present.pop(adapter % len(present))])
@@ -164,6 +165,23 @@ def test_online_decisions_stay_close_to_those_from_scratch() -> None:
     ids = online.serving()
     best = select(Problem(MODEL, online.rows[ids], RANKS[ids], online.devices[ids], (0, 1, 2, 3), attention(96), 2e10))
     assert change.time < 1.02 * best.time
+
+
+def test_decisions_wait_until_they_are_worth_their_time() -> None:
+    """A step of 5 ms pays for 50 us: a decision of 100 us comes at every second one, for all that have changed."""
+    online = manager(6e10, allowed=NOT_E2, decision_time=1e5)
+    online.step(list(range(100, 140)), [], attention(40))
+    step_ns = online.step([], [], attention(40)).time
+    assert 4e6 < step_ns < 6e6
+    decided = []
+    for turn in range(12):
+        # Two hundred requests of one adapter are worth both its matrices, once somebody looks.
+        change = online.step([turn] * 200, [], attention(40))
+        decided.append(change.switched)
+        check(online, change.kv_share * attention(40).kv_bytes)
+    looks = [turn for turn, switched in enumerate(decided) if switched]
+    assert 1 <= len(looks) <= 6
+    assert sum(decided) == looks[-1] + 1, "everybody's turn came at the last look"
 
 
 def test_requests_that_leave_must_have_been_there() -> None:
