@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from plora.hw.defs.config import KEPT_MAX_VALUES, PE_ROWS, WORD_VALUES, NdpConfig
+from plora.hw.defs.config import DOT_LANES, DOTS_PER_WORD, KEPT_MAX_VALUES, PE_ROWS, WORD_VALUES, NdpConfig
 from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
 
 Ints = npt.NDArray[np.int64]
@@ -39,6 +39,7 @@ class Shapes:
     keep: Ints
     acc_in: Ints
     acc_out: Ints
+    transpose: Ints
     device_stripe: Ints
     operand_stripe: Ints
     result_line: Ints
@@ -66,6 +67,7 @@ class Demand(NamedTuple):
     lines: int
     result_line: int
     multiply_adds: int
+    split_log2: int
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,12 @@ class Demands:
     groups            row groups
     pairs             passes of the array over a group: pairs of GPU rows
     beat_cycles       cycles of the array for one beat: output rows in a word
-    merge_cycles      cycles between last beats beyond one: halvings of a split sum
+    merge_cycles      cycles between last beats beyond one: halvings of a split sum, or one for what leaves by halves
     destination       `TO_MEMORY`, `TO_KEPT` or `TO_ACCUMULATORS`
     lines             64-byte lines of the result that are written
     result_line       the first of them
     multiply_adds     products that count, B * N * K
+    split_log2        halvings of a split sum
     ================  ====================================================================================
     """
 
@@ -108,6 +111,7 @@ class Demands:
     lines: Ints
     result_line: Ints
     multiply_adds: Ints
+    split_log2: Ints
 
     def __len__(self) -> int:
         return len(self.load)
@@ -125,15 +129,20 @@ def _ceil_div(a: Ints, b: Ints | int) -> Ints:
 
 
 def gemm_demands(config: NdpConfig, shapes: Shapes) -> Demands:
-    """Demands of GEMV and GEMM; geometry as in `plora.hw.defs.packing.pack_geometry`."""
+    """Demands of GEMV, GEMM and SOFTMAX; geometry as in `plora.hw.defs.packing`.
+
+    Of a transposed operand whose groups lie apart only the stripes that are read are counted, as if they were
+    neighbours.
+    """
     n, k, b = shapes.device_rows, shapes.device_columns, shapes.gpu_rows
-    taps = np.where(k <= WORD_VALUES // 4, 4, np.where(k <= WORD_VALUES // 2, 2, 1))
+    transposed = shapes.transpose != 0
+    taps = np.where(transposed | (k > WORD_VALUES // 2), 1, np.where(k <= WORD_VALUES // 4, 4, 2))
     split_log2 = np.zeros_like(n)
     for log2 in range(1, config.channels.bit_length()):
-        split_log2 += (k > KEPT_MAX_VALUES) & (n <= config.channels >> log2)
-    group_rows = (config.channels >> split_log2) * taps
+        split_log2 += (k > KEPT_MAX_VALUES) & (n <= config.channels >> log2) & ~transposed
+    group_rows = np.where(transposed, DOTS_PER_WORD * config.channels, (config.channels >> split_log2) * taps)
     groups = _ceil_div(n, group_rows)
-    beats = _ceil_div(k, (WORD_VALUES // taps) << split_log2)
+    beats = _ceil_div(k, np.where(transposed, DOT_LANES, (WORD_VALUES // taps) << split_log2))
     pairs = _ceil_div(b, PE_ROWS)
     row_stripes = _ceil_div(k, config.stripe_values)
     load = (shapes.source == Source.SLOT).astype(np.int64)
@@ -150,15 +159,19 @@ def gemm_demands(config: NdpConfig, shapes: Shapes) -> Demands:
         groups=groups,
         pairs=pairs,
         beat_cycles=taps,
-        merge_cycles=split_log2,
+        # The two sums of a column, and the two rows of softmax terms, leave one after the other.
+        merge_cycles=np.where(transposed | (shapes.op == Op.SOFTMAX), 1, split_log2),
         destination=destination,
-        lines=(destination == TO_MEMORY) * b * _ceil_div(n, WORD_VALUES),
+        lines=(destination == TO_MEMORY) * b * (_ceil_div(n, WORD_VALUES) + transposed),
         result_line=shapes.result_line,
         multiply_adds=b * n * k,
+        split_log2=split_log2,
     )
 
 
-OPERATIONS: dict[int, Callable[[NdpConfig, Shapes], Demands]] = {Op.GEMV: gemm_demands, Op.GEMM: gemm_demands}
+OPERATIONS: dict[int, Callable[[NdpConfig, Shapes], Demands]] = dict.fromkeys(
+    (Op.GEMV, Op.GEMM, Op.SOFTMAX), gemm_demands
+)
 """What each operation asks for."""
 
 
@@ -191,7 +204,7 @@ def shapes_of(
     result_addresses: Iterable[int] | None = None,
 ) -> Shapes:
     """Shapes of descriptors, with the DPA of their GPU operands and results (default: 0 for all)."""
-    names = ("op", "device_rows", "device_columns", "gpu_rows", "source", "keep", "acc_in", "acc_out", "device_address")
+    names = (*(f.name for f in fields(Shapes)[:9]), "device_address")
     table = np.array([[getattr(d, name) for name in names] for d in descriptors], np.int64).reshape(-1, len(names))
     columns = dict(zip(names, table.T, strict=True))
     address = columns.pop("device_address")

@@ -50,7 +50,7 @@ def amounts(config: NdpConfig, demands: Demands) -> Amounts:
     host_lines = 1 + operand_lines + lines + 1
     device_lines = 1 + operand_lines + demands.stripes * channels + lines + 1
     passes = demands.groups * demands.pairs
-    row_words = -(-demands.beats * (1 << demands.merge_cycles) // channels) * channels
+    row_words = -(-demands.beats * (1 << demands.split_log2) // channels) * channels
     reads = demands.stripes * channels * demands.pairs + passes * row_words * PE_ROWS + lines
     writes = demands.stripes * channels + operand_lines + lines
     beats = demands.stripes * demands.pairs

@@ -100,6 +100,7 @@ class CoreTimes:
             keep=np.where(~kept & (rows <= KEPT_MAX_VALUES), int(Keep.NEW), int(Keep.NONE)),
             acc_in=zero,
             acc_out=zero,
+            transpose=zero,
             device_stripe=zero,
             operand_stripe=zero,
             result_line=zero,

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from plora.hw.defs.config import PRESETS, preset
 from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
-from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
+from plora.hw.defs.packing import (
+    ceil_div,
+    operand_row_stripes,
+    pack_geometry,
+    pack_geometry_transposed,
+    result_row_words,
+)
 from plora.sim.core.demand import (
     TO_ACCUMULATORS,
     TO_KEPT,
@@ -66,10 +72,37 @@ def test_addresses_become_stripes_and_lines() -> None:
     assert (demand.device_stripe, demand.operand_stripe, demand.result_line) == (10, 7, 5)
 
 
+@given(
+    st.sampled_from(sorted(PRESETS)),
+    st.lists(st.tuples(st.integers(1, 256), st.integers(1, 32768), st.integers(1, 32)), min_size=1, max_size=20),
+)
+def test_geometry_of_values_is_that_of_their_packing(name: str, shapes: list[tuple[int, int, int]]) -> None:
+    config = preset(name)
+    descriptors = [
+        Descriptor(device_rows=n, device_columns=k, gpu_rows=b, transpose=1, source=Source.KEPT) for n, k, b in shapes
+    ]
+    for (n, k, b), demand in zip(shapes, demands(config, shapes_of(config, descriptors)).rows(), strict=True):
+        geometry = pack_geometry_transposed(config, n, k)
+        assert (demand.groups, demand.beats, demand.stripes) == (geometry.groups, geometry.beats, geometry.stripes)
+        assert (demand.beat_cycles, demand.merge_cycles, demand.split_log2) == (1, 1, 0)
+        assert demand.lines == b * result_row_words(n, transpose=1)
+        assert (demand.load, demand.from_kept, demand.multiply_adds) == (0, 1, n * k * b)
+
+
+def test_softmax_is_a_product_that_is_kept() -> None:
+    config = preset("small")
+    fields = {"device_rows": 100, "device_columns": 64, "gpu_rows": 3, "chain": 1, "keep": Keep.NEW}
+    scores, product = (
+        next(iter(demands(config, shapes_of(config, [Descriptor(op=op, **fields)])).rows()))
+        for op in (Op.SOFTMAX, Op.GEMM)
+    )
+    assert scores == product._replace(merge_cycles=1)
+
+
 def test_an_operation_without_a_model_is_refused() -> None:
     config = preset("small")
     with pytest.raises(KeyError):
-        demands(config, shapes_of(config, [Descriptor(op=Op.SOFTMAX, device_rows=1, device_columns=1)]))
+        demands(config, shapes_of(config, [Descriptor(op=7, device_rows=1, device_columns=1)]))
 
 
 def test_no_descriptors_have_no_demands() -> None:
