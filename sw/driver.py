@@ -15,6 +15,8 @@ from plora.hw.defs.registers import (
     INTERFACE_VERSION,
     RESET_CHAIN_TIMEOUT,
     RESET_POLL_INTERVAL,
+    RESET_SHARE,
+    RESET_WATCHDOG,
     Access,
     global_offset,
 )
@@ -74,6 +76,7 @@ class Driver:
         port: the device.
         chain_timeout_cycles: how long the device may wait for the next descriptor of a chain.
         poll_interval_cycles: how often it looks at a slot that is not valid yet.
+        watchdog_cycles: how long its memory may be silent before what is owed counts as failed; 0: for ever.
 
     Raises:
         DeviceError: there is no such device behind ``port``, or it is another than ``port.config`` says.
@@ -85,6 +88,7 @@ class Driver:
         *,
         chain_timeout_cycles: int = RESET_CHAIN_TIMEOUT,
         poll_interval_cycles: int = RESET_POLL_INTERVAL,
+        watchdog_cycles: int = RESET_WATCHDOG,
     ) -> None:
         self.port = port
         self.config = port.config
@@ -92,6 +96,7 @@ class Driver:
         self._identify()
         self.write_register(global_offset("CHAIN_TIMEOUT"), chain_timeout_cycles)
         self.write_register(global_offset("POLL_INTERVAL"), poll_interval_cycles)
+        self.write_register(global_offset("WATCHDOG"), watchdog_cycles)
 
     def _identify(self) -> None:
         found = self.read_register(global_offset("ID"))
@@ -125,6 +130,22 @@ class Driver:
         """Read a register."""
         self.traffic.mmio_bytes += REGISTER_BYTES
         return self.port.mmio_read(offset)
+
+    def share(self, *, core_words: int = RESET_SHARE, host_lines: int = 0) -> None:
+        """Divide the bandwidth of memory between core and host by what each may have on its way on a channel.
+
+        Parameters:
+            core_words: words that the core reads, 0 ... 65535; fewer than the memory's latency in cycles
+                slow the core down. 0: no bound.
+            host_lines: loads, and stores, of the host. 0: no bound but the device's own.
+
+        Raises:
+            UserError: a value is out of range.
+        """
+        for what, value in (("core_words", core_words), ("host_lines", host_lines)):
+            if not 0 <= value <= 0xFFFF:
+                raise UserError(f"{what} is {value}: choose 0 ... 65535")
+        self.write_register(global_offset("SHARE"), core_words | host_lines << 16)
 
     def load(self, address: int, data: bytes) -> None:
         """Store a device operand; it is there once the next fence returned, which every submission has."""

@@ -41,11 +41,13 @@ from plora.hw.defs.registers import queue_offset
 from plora.hw.defs.status import MEANING, Status
 from plora.sim.functional.layout import Matrix, anchored_result_from_bytes, gpu_operand_bytes, result_from_bytes
 from plora.sw.driver import DeviceError, Driver, line_bytes
+from plora.sw.interrupts import Notice
 
 COUNT_MASK = 0xFFFF
 """CQ_HEAD, SQ_HEAD and CQ_TAIL count modulo 2**16."""
 
 _ENABLE = 1
+_INTERRUPT = 2
 _BUSY = 2
 _FIRST_WAIT_CYCLES, _LONGEST_WAIT_CYCLES = 64, 4096
 
@@ -163,6 +165,8 @@ class QueuePair:
         pasid: the process (20 bits).
         place: rings and window.
         first_pass: pass number of the first round.
+        weight: descriptors of this queue that the device may serve in one turn, 1 ... 255.
+        notice: how completions are told; None: the host polls.
         timeout_cycles: longest wait for one completion.
 
     Raises:
@@ -178,12 +182,16 @@ class QueuePair:
         pasid: int,
         place: RingPlace,
         first_pass: int = 1,
+        weight: int = 1,
+        notice: Notice | None = None,
         timeout_cycles: int = 4_000_000,
     ) -> None:
         if not 0 <= index < driver.config.queues:
             raise UserError(f"queue {index}: {driver.config.name!r} has queues 0 ... {driver.config.queues - 1}")
         if not 0 <= pasid < 1 << 20:
             raise UserError(f"PASID {pasid}: choose 0 ... {(1 << 20) - 1}")
+        if not 1 <= weight <= 255:
+            raise UserError(f"weight {weight}: choose 1 ... 255")
         if timeout_cycles < 1:
             raise UserError(f"timeout of {timeout_cycles} cycles: choose at least 1")
         setup = RingSetup(
@@ -201,9 +209,15 @@ class QueuePair:
         self.index = index
         self.pasid = pasid
         self.place = place
+        self.weight = weight
+        self.notice = notice
         self.timeout_cycles = timeout_cycles
         self._first_pass = first_pass
         self._numbers = 0
+        self._messages = 0
+        """Interrupts that were seen."""
+        if notice is not None:
+            notice.interrupts.open(notice.vector)
         self._progress = _Progress()
         self._head_of_cut_chain: list[Request] = []
         """Requests, completed, of the chain whose end is not."""
@@ -252,7 +266,12 @@ class QueuePair:
         self._wide_register("CQ_BASE", place.result_base)
         self._register("SLOTS", place.submission_slot_log2 | place.result_slot_log2 << 8)
         self._register("PASS", self._first_pass)
-        self._register("CTRL", _ENABLE)
+        self._register("WEIGHT", self.weight)
+        if self.notice is not None:
+            self._register("VECTOR", self.notice.vector)
+            self._register("COALESCE", self.notice.completions)
+            self._register("COALESCE_CYCLES", self.notice.wait_cycles)
+        self._register("CTRL", _ENABLE | (_INTERRUPT if self.notice is not None else 0))
         if not self._read("QSTATUS") & _ENABLE:
             raise DeviceError(f"queue {self.index}: the device refuses to enable it with {place}")
 
@@ -474,8 +493,7 @@ class QueuePair:
 
     def _take_or_wait(self) -> list[Ticket]:
         """Take what has arrived; if that is nothing, let some time pass."""
-        taken = self.poll()
-        if taken:
+        if self._has_news() and (taken := self.poll()):
             return taken
         progress = self._progress
         if progress.waited_cycles >= self.timeout_cycles:
@@ -487,6 +505,15 @@ class QueuePair:
         progress.waited_cycles += cycles
         progress.next_wait_cycles = min(2 * cycles, _LONGEST_WAIT_CYCLES)
         return []
+
+    def _has_news(self) -> bool:
+        """Whether the ring is worth a read: after a message, if there are any, or after the longest wait."""
+        if self.notice is None:
+            return True
+        messages = self.notice.interrupts.arrived(self.notice.vector)
+        news = messages != self._messages or self._progress.next_wait_cycles == _LONGEST_WAIT_CYCLES
+        self._messages = messages
+        return news
 
     def _take_one(self) -> Ticket | None:
         progress, traffic = self._progress, self.driver.traffic

@@ -8,6 +8,7 @@ from plora.hw.defs.errors import UserError
 from plora.hw.defs.port import DevicePort
 from plora.hw.defs.queue import MAX_DEPTH, MIN_DEPTH
 from plora.sw.driver import Driver
+from plora.sw.interrupts import Interrupts, Notice, TakeMessages
 from plora.sw.memory import HdmAllocator
 from plora.sw.queue_pair import QueuePair, RingPlace
 from plora.sw.tiling import SlotSizes, full_slots
@@ -32,6 +33,8 @@ def open_session(
     pasid: int = 1,
     depth: int = 32,
     slots: SlotSizes | None = None,
+    weight: int = 1,
+    take_interrupts: TakeMessages | None = None,
     timeout_cycles: int = 4_000_000,
 ) -> Session:
     """Find the device behind ``port``, place rings in memory and enable a queue.
@@ -42,6 +45,9 @@ def open_session(
         queue, pasid: queue of the device, and the process it is bound to.
         depth: slots of each ring.
         slots: sizes of the slots (default: as large as the device's buffers can use).
+        weight: descriptors that the device may serve of this queue in one turn.
+        take_interrupts: where the device's messages arrive: the queue then tells of each completion with the vector
+            of its own number. None: the host polls.
         timeout_cycles: longest wait for one completion.
 
     Raises:
@@ -64,5 +70,8 @@ def open_session(
         submission_slot_log2=sizes.submission_log2,
         result_slot_log2=sizes.result_log2,
     )
-    pair = QueuePair(driver, queue, pasid=pasid, place=place, timeout_cycles=timeout_cycles)
+    notice = None if take_interrupts is None else Notice(Interrupts(driver, take_interrupts), queue)
+    pair = QueuePair(
+        driver, queue, pasid=pasid, place=place, weight=weight, notice=notice, timeout_cycles=timeout_cycles
+    )
     return Session(driver, allocator, pair)

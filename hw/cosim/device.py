@@ -7,7 +7,7 @@ this module owns the bytes of the device's memory, which both see without a copy
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from plora.hw.build.device import device_library
 from plora.hw.build.verilator import build_library
 from plora.hw.build.verilog import TOP
+from plora.hw.cosim.library import Counters, Settings, Window, open_library
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.ports import Resp
@@ -66,60 +67,15 @@ class ChannelCounters(NamedTuple):
     write_beats: int
 
 
-class _Settings(ctypes.Structure):
-    _fields_ = (
-        ("memory", ctypes.c_void_p),
-        ("memory_bytes", ctypes.c_uint64),
-        ("seed", ctypes.c_uint64),
-        ("stall", ctypes.c_uint32),
-        ("read_latency_cycles", ctypes.c_uint32),
-        ("write_latency_cycles", ctypes.c_uint32),
-        ("latency_jitter_cycles", ctypes.c_uint32),
-        ("max_bursts", ctypes.c_uint32),
-        ("response_order", ctypes.c_uint32),
-        ("address_waits_for_data", ctypes.c_uint32),
-        ("host_outstanding", ctypes.c_uint32),
-        ("host_reorder", ctypes.c_uint32),
-        ("host_delay_cycles", ctypes.c_uint32),
-        ("timeout_cycles", ctypes.c_uint32),
-        ("trace_path", ctypes.c_char_p),
-    )
+class AllowedWindow(NamedTuple):
+    """DPA ``[first, end)``, in which ``requesters`` of the channels may read, or write, or both."""
 
-
-class _Counters(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ChannelCounters._fields)
-
-
-def _open_library(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
-    self_t, u64, u32, u16 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint16
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "ndp_create": (self_t, [ctypes.POINTER(_Settings)]),
-        "ndp_destroy": (None, [self_t]),
-        "ndp_reset": (None, [self_t]),
-        "ndp_channels": (ctypes.c_int, []),
-        "ndp_run": (ctypes.c_int, [self_t, u64]),
-        "ndp_store": (ctypes.c_int, [self_t, u64, ctypes.c_char_p, u64]),
-        "ndp_fence": (ctypes.c_int, [self_t]),
-        "ndp_load": (ctypes.c_int, [self_t, u64, ctypes.c_char_p, u64]),
-        "ndp_mmio_write": (ctypes.c_int, [self_t, u16, u32]),
-        "ndp_mmio_read": (ctypes.c_int, [self_t, u16, ctypes.POINTER(u32)]),
-        "ndp_fault": (ctypes.c_char_p, [self_t]),
-        "ndp_cycle": (u64, [self_t]),
-        "ndp_take_store_error": (u32, [self_t, ctypes.POINTER(u64)]),
-        "ndp_take_load_error": (u32, [self_t, ctypes.POINTER(u64)]),
-        "ndp_mmio_response": (u32, [self_t]),
-        "ndp_interrupts": (u64, [self_t]),
-        "ndp_interrupt": (None, [self_t, u64, ctypes.POINTER(u64), ctypes.POINTER(u64), ctypes.POINTER(u32)]),
-        "ndp_counters": (None, [self_t, ctypes.c_int, ctypes.POINTER(_Counters)]),
-        "ndp_add_error_range": (None, [self_t, u64, u64]),
-        "ndp_clear_error_ranges": (None, [self_t]),
-        "ndp_flush": (None, [self_t]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    first: int
+    end: int
+    requesters: Sequence[int]
+    """0 core, 1 host, 2 queues: bits 5:4 of a transaction id."""
+    reads: bool = True
+    writes: bool = True
 
 
 class RtlDevice:
@@ -173,6 +129,7 @@ class RtlDevice:
         trace: Path | str | None = None,
     ) -> None:
         self._handle: int | None = None
+        self._messages_taken = 0
         stripe = config.channels * WORD_BYTES
         if dram_bytes is None:
             dram_bytes = min(1 << config.dpa_bits, DEFAULT_DRAM_BYTES)
@@ -195,9 +152,9 @@ class RtlDevice:
             path = device_library(config, trace=trace_format)
         else:
             path = build_library(verilog, top=top, channels=config.channels, trace=trace_format)
-        self._library = _open_library(path)
+        self._library = open_library(path)
         # Kept: the test bench reads the path through this structure.
-        self._settings = _Settings(
+        self._settings = Settings(
             memory=self.memory.ctypes.data,
             memory_bytes=dram_bytes,
             seed=seed % (1 << 64),
@@ -287,6 +244,7 @@ class RtlDevice:
     def reset(self) -> None:
         """Reset the device; memory keeps its contents, everything under way is dropped."""
         self._library.ndp_reset(self._alive())
+        self._messages_taken = 0
         self._raise_fault()
 
     def inject_error(self, address: int, size_bytes: int) -> None:
@@ -294,9 +252,21 @@ class RtlDevice:
         self._check_range(address, size_bytes)
         self._library.ndp_add_error_range(self._alive(), address, address + size_bytes)
 
+    def silence(self, address: int, size_bytes: int, late_cycles: int = 0) -> None:
+        """From now on leave the device's accesses to these bytes unanswered, or answer them so many cycles later."""
+        self._check_range(address, size_bytes)
+        self._library.ndp_add_silence(self._alive(), address, address + size_bytes, late_cycles)
+
+    def allow(self, windows: Sequence[AllowedWindow]) -> None:
+        """From now on an access of the device outside ``windows`` is a fault; none given: outside memory."""
+        raw = (Window * len(windows))(
+            *(Window(w.first, w.end, sum(1 << r for r in w.requesters), w.reads, w.writes) for w in windows)
+        )
+        self._library.ndp_set_windows(self._alive(), raw, len(windows))
+
     def clear_errors(self) -> None:
-        """Forget every range of `inject_error`."""
-        self._library.ndp_clear_error_ranges(self._alive())
+        """Forget every range of `inject_error` and of `silence`."""
+        self._library.ndp_clear_errors(self._alive())
 
     @property
     def cycles(self) -> int:
@@ -307,18 +277,27 @@ class RtlDevice:
     @property
     def interrupts(self) -> list[Interrupt]:
         """MSI-X messages since reset."""
+        return self._messages(0)
+
+    def _messages(self, first: int) -> list[Interrupt]:
         handle = self._alive()
         cycle, address, data = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint32()
         messages = []
-        for index in range(self._library.ndp_interrupts(handle)):
+        for index in range(first, self._library.ndp_interrupts(handle)):
             self._library.ndp_interrupt(handle, index, ctypes.byref(cycle), ctypes.byref(address), ctypes.byref(data))
             messages.append(Interrupt(cycle.value, address.value, data.value))
         return messages
 
+    def take_interrupts(self) -> list[tuple[int, int]]:
+        """Return address and data of every MSI-X message since the last call, or since reset."""
+        messages = self._messages(self._messages_taken)
+        self._messages_taken += len(messages)
+        return [(message.address, message.data) for message in messages]
+
     @property
     def counters(self) -> list[ChannelCounters]:
         """Traffic of each memory channel since reset."""
-        raw = _Counters()
+        raw = Counters()
         result = []
         for channel in range(self.config.channels):
             self._library.ndp_counters(self._alive(), channel, ctypes.byref(raw))
@@ -346,6 +325,14 @@ class RtlDevice:
         if self._handle is None:
             raise ValueError("the simulated device was closed")
         return self._handle
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of `plora.hw.cosim.library` that lets time pass.
+
+        Raises:
+            RtlError: the device broke a rule, or did not answer.
+        """
+        self._call(getattr(self._library, name), *arguments)
 
     def _call(self, function: Callable[..., int], *arguments: Any) -> None:
         if not function(self._alive(), *arguments):

@@ -48,8 +48,13 @@ _REGISTER_CONSTANTS = {
     "INTERFACE_VERSION": registers.INTERFACE_VERSION,
     "QUEUE_BASE": registers.QUEUE_BASE,
     "QUEUE_STRIDE": registers.QUEUE_STRIDE,
+    "VECTOR_BASE": registers.VECTOR_BASE,
+    "VECTOR_STRIDE": registers.VECTOR_STRIDE,
+    "PENDING_BASE": registers.PENDING_BASE,
     "RESET_CHAIN_TIMEOUT": registers.RESET_CHAIN_TIMEOUT,
     "RESET_POLL_INTERVAL": registers.RESET_POLL_INTERVAL,
+    "RESET_WATCHDOG": registers.RESET_WATCHDOG,
+    "RESET_SHARE": registers.RESET_SHARE,
 }
 
 
@@ -214,7 +219,10 @@ def c_header() -> str:
     lines += [f"#define PLORA_REG_{r.name} {r.offset:#05x}u /* {r.access}: {r.doc} */" for r in registers.GLOBAL]
     lines += ["", "/* Registers of one queue, from the start of its block. */"]
     lines += [f"#define PLORA_QREG_{r.name} {r.offset:#04x}u /* {r.access}: {r.doc} */" for r in registers.QUEUE]
+    lines += ["", "/* Registers of one MSI-X vector, from the start of its entry. */"]
+    lines += [f"#define PLORA_VREG_{r.name} {r.offset:#03x}u /* {r.access}: {r.doc} */" for r in registers.VECTOR]
     lines += [
+        "#define PLORA_VECTOR(v, reg) (PLORA_VECTOR_BASE + (v) * PLORA_VECTOR_STRIDE + PLORA_VREG_##reg)",
         "#define PLORA_QUEUE(q, reg) (PLORA_QUEUE_BASE + (q) * PLORA_QUEUE_STRIDE + PLORA_QREG_##reg)",
         "",
         _C_BITS,
@@ -327,13 +335,22 @@ def markdown() -> str:
             ),
             "",
             f"After reset `CHAIN_TIMEOUT` is {registers.RESET_CHAIN_TIMEOUT} and `POLL_INTERVAL`"
-            f" {registers.RESET_POLL_INTERVAL}.",
+            f" {registers.RESET_POLL_INTERVAL}, `WATCHDOG` {registers.RESET_WATCHDOG} and `SHARE`"
+            f" {registers.RESET_SHARE}.",
             "",
             f"Of queue q, from {registers.QUEUE_BASE:#x} + q * {registers.QUEUE_STRIDE:#x}:",
             "",
             *_table(
                 ("offset", "register", "access", "meaning"),
                 ((f"{r.offset:#04x}", f"`{r.name}`", r.access, r.doc) for r in registers.QUEUE),
+            ),
+            "",
+            f"Of MSI-X vector v, from {registers.VECTOR_BASE:#x} + v * {registers.VECTOR_STRIDE:#x}; pending bits from"
+            f" {registers.PENDING_BASE:#x}, 32 a register:",
+            "",
+            *_table(
+                ("offset", "register", "access", "meaning"),
+                ((f"{r.offset:#03x}", f"`{r.name}`", r.access, r.doc) for r in registers.VECTOR),
             ),
             "",
             "## Ports",
@@ -375,6 +392,7 @@ def as_dict() -> dict[str, Any]:
         | {
             "global": [r._asdict() | {"access": str(r.access)} for r in registers.GLOBAL],
             "queue": [r._asdict() | {"access": str(r.access)} for r in registers.QUEUE],
+            "vector": [r._asdict() | {"access": str(r.access)} for r in registers.VECTOR],
         },
         "configurations": {name: _sizes(config) for name, config in PRESETS.items()},
     }

@@ -16,8 +16,8 @@ ADDRESS_BITS = 48
 """Bits of a byte address on ``s_mem`` (a DPA) and on ``m_axi_*`` (an offset in one channel)."""
 
 DATA_BITS = 8 * WORD_BYTES
-MEMORY_ID_BITS = 4
-"""Transaction ids of ``m_axi_*``: who asked (bits 3:2) and a tag of the asker (bits 1:0)."""
+MEMORY_ID_BITS = 6
+"""Transaction ids of ``m_axi_*``: who asked (bits 5:4), its watchdog's count (3:2), and a tag of the asker (1:0)."""
 
 HOST_ID_BITS = 8
 """Transaction ids of ``s_mem``."""

@@ -58,7 +58,7 @@ MEANING: dict[Status, str] = {
     Status.SLOT_OVERFLOW: "the operand or the result does not fit its slot",
     Status.CHAIN_BROKEN: "the next descriptor of a chain did not arrive in time, or does not fit its predecessor",
     Status.CHAIN_ABORTED: "an earlier descriptor of the same chain failed",
-    Status.MEMORY_ERROR: "memory answered with an error or poison",
+    Status.MEMORY_ERROR: "memory answered with an error or poison, or not at all",
     Status.ABORTED: "the queue was reset or disabled while the descriptor was under way",
     Status.BAD_SCALE: "the softmax scale is not at least 2^-24 and below 2^8, or an exponent of BF16 is above 39",
 }

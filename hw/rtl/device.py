@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module
+from amaranth.hdl import Cat, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -92,9 +92,11 @@ class NdpDevice(wiring.Component):
             core.write.ack_error.eq(result_writer.ack.valid & result_writer.ack.payload.error),
             core.write.ack_tag.eq(result_writer.ack.payload.tag),
         ]
-        for index in range(config.channels):
-            port = ChannelPort(config)
+        ports = [ChannelPort(config) for _ in range(config.channels)]
+        m.d.comb += registers.tripped.eq(Cat(port.tripped for port in ports).any())
+        for index, port in enumerate(ports):
             m.submodules[f"channel_{index}"] = port
+            m.d.comb += [port.share.eq(registers.share), port.tick.eq(registers.tick)]
             connect(m, port.axi, flipped(getattr(self, memory_bus(index))))
             read = core.read[index]
             m.d.comb += [

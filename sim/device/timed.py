@@ -184,6 +184,7 @@ class TimedDevice(FunctionalDevice):
         self._follow(cycle - 1)
         self._now = cycle
         self._cycles = int(cycle - self._zero)
+        self._expire()
         while self._sent and self._sent[0][0] < cycle:
             self._sent.popleft()
 

@@ -18,12 +18,15 @@ from plora.hw.defs.registers import (
     QUEUE_STRIDE,
     RESET_CHAIN_TIMEOUT,
     RESET_POLL_INTERVAL,
+    RESET_SHARE,
+    RESET_WATCHDOG,
     Access,
     global_offset,
 )
 from plora.hw.defs.status import Status
 from plora.sim.functional.core import FunctionalCore, Outcome
 from plora.sim.functional.memory import MemoryFault, SparseMemory
+from plora.sim.functional.messages import MessageTable
 from plora.sim.functional.posted import PostedWrites
 
 _GLOBAL_BY_OFFSET = {register.offset: register for register in GLOBAL}
@@ -47,6 +50,10 @@ class _Queue:
     done: int = 0
     """Descriptors fetched, executed and completed since enabling (not reduced)."""
     errors: int = 0
+    gathered: int = 0
+    """Completions that no interrupt was sent for yet."""
+    gathered_since: int = 0
+    """Cycle of the first of them."""
     fault: Status = Status.OK
     """Why the next descriptor is not to be executed: its chain was closed (CHAIN_BROKEN, then CHAIN_ABORTED)."""
 
@@ -113,11 +120,15 @@ class FunctionalDevice:
             )
         self.config = config
         self.memory = SparseMemory(size, fill)
-        self.messages: list[tuple[int, int]] = []
-        """Interrupts sent: address and data of each."""
+        self._messages = MessageTable(config.queues)
         self._core = FunctionalCore(config, self.memory, attention=attention, bf16=bf16)
         self._queues = [_Queue() for _ in range(config.queues)]
-        self._globals = {"CHAIN_TIMEOUT": RESET_CHAIN_TIMEOUT, "POLL_INTERVAL": RESET_POLL_INTERVAL}
+        self._globals = {
+            "CHAIN_TIMEOUT": RESET_CHAIN_TIMEOUT,
+            "POLL_INTERVAL": RESET_POLL_INTERVAL,
+            "WATCHDOG": RESET_WATCHDOG,
+            "SHARE": RESET_SHARE,
+        }
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._cycles = 0
         self._chain_queue: int | None = None
@@ -154,6 +165,8 @@ class FunctionalDevice:
         """Read a 32-bit register, after letting the device go on."""
         self._posted.drain_mmio()
         self._work()
+        if self._messages.owns(offset):
+            return self._messages.read(offset)
         if offset >= QUEUE_BASE:
             return self._read_queue(*divmod(offset - QUEUE_BASE, QUEUE_STRIDE))
         return self._read_global(offset)
@@ -171,6 +184,16 @@ class FunctionalDevice:
             self._queues[self._chain_queue].fault = Status.CHAIN_BROKEN
             self._chain_queue = None
         self._cycles = end
+        self._expire()
+
+    @property
+    def messages(self) -> list[tuple[int, int]]:
+        """Interrupts sent: address and data of each."""
+        return self._messages.sent
+
+    def take_interrupts(self) -> list[tuple[int, int]]:
+        """Return address and data of every interrupt sent since the last call."""
+        return self._messages.take()
 
     def _host_write(self, address: int, data: bytes) -> None:
         try:
@@ -196,7 +219,7 @@ class FunctionalDevice:
             "CYCLES_LO": self._cycles & 0xFFFF_FFFF,
             "CYCLES_HI": self._cycles >> 32 & 0xFFFF_FFFF,
         }
-        values = constants | self._globals | self._counters
+        values = constants | {"MSIX": self._messages.control} | self._globals | self._counters
         return values.get(register.name, 0) & 0xFFFF_FFFF
 
     def _read_queue(self, index: int, offset: int) -> int:
@@ -216,12 +239,16 @@ class FunctionalDevice:
         return (live | queue.registers).get(register.name, 0) & 0xFFFF_FFFF
 
     def _apply_mmio(self, offset: int, value: int) -> None:
-        if offset >= QUEUE_BASE:
+        if self._messages.owns(offset):
+            self._messages.write(offset, value)
+        elif offset >= QUEUE_BASE:
             self._write_queue(*divmod(offset - QUEUE_BASE, QUEUE_STRIDE), value)
         elif offset == global_offset("CONTROL"):
             if value & 1:
                 self._counters = dict.fromkeys(_COUNTERS, 0)
                 self._shift_time()
+        elif offset == global_offset("MSIX"):
+            self._messages.control = value
         else:
             register = _GLOBAL_BY_OFFSET.get(offset)
             if register is not None and register.name in self._globals:
@@ -229,6 +256,8 @@ class FunctionalDevice:
 
     def _shift_time(self) -> None:
         self._chain_deadline -= self._cycles
+        for queue in self._queues:
+            queue.gathered_since -= self._cycles
         self._cycles = 0
 
     def _write_queue(self, index: int, offset: int, value: int) -> None:
@@ -242,6 +271,8 @@ class FunctionalDevice:
             newly_taken = (value - queue.taken) & _COUNT_MASK
             if value <= _COUNT_MASK and newly_taken <= queue.done - queue.taken:
                 queue.taken += newly_taken
+                if queue.taken == queue.done:
+                    queue.gathered = 0
             else:
                 queue.errors += 1
         elif register.name in queue.registers and not queue.enabled:
@@ -254,7 +285,7 @@ class FunctionalDevice:
             if not ring_setup_allowed(self.config, queue.setup):
                 queue.errors += 1
                 enable = False
-            queue.taken = queue.done = 0
+            queue.taken = queue.done = queue.gathered = 0
             queue.fault = Status.OK
         elif not enable and self._chain_queue == index:
             self._chain_queue = None
@@ -333,7 +364,7 @@ class FunctionalDevice:
             queue.errors += 1
         queue.done += 1
         if queue.control & _INTERRUPT:
-            self.messages.append((queue.wide("MSIX_ADDRESS"), queue.registers["MSIX_DATA"]))
+            self._gather(queue)
         failed = outcome.status is not Status.OK
         queue.errors += failed
         for name, amount in (
@@ -345,6 +376,27 @@ class FunctionalDevice:
             ("ERRORS", int(failed)),
         ):
             self._counters[name] += amount
+
+    # --- interrupts -------------------------------------------------------------------------
+
+    def _gather(self, queue: _Queue) -> None:
+        """A completion is there: send a message, or wait for more of them."""
+        if not queue.gathered:
+            queue.gathered_since = self._cycles
+        queue.gathered += 1
+        if queue.gathered >= queue.registers["COALESCE"] & _COUNT_MASK or not queue.registers["COALESCE_CYCLES"]:
+            self._signal(queue)
+
+    def _expire(self) -> None:
+        for queue in self._queues:
+            waited = self._cycles - queue.gathered_since
+            if queue.enabled and queue.gathered and waited >= queue.registers["COALESCE_CYCLES"]:
+                self._signal(queue)
+
+    def _signal(self, queue: _Queue) -> None:
+        queue.gathered = 0
+        if queue.control & _INTERRUPT:
+            self._messages.signal(queue.registers["VECTOR"] & 0xFF)
 
 
 def _log2(size: int) -> int:

@@ -30,7 +30,7 @@ class Altered(FunctionalDevice):
     ("register", "value", "message"),
     [
         ("ID", 0xFFFF_FFFF, "no device: register ID reads 0xffffffff"),
-        ("INTERFACE", 2, "interface version 2, this host 1"),
+        ("INTERFACE", 99, "interface version 99, this host"),
         ("CAPS", 0, "but 'tiny' has"),
         ("BUFFERS", 0, "but 'tiny' has"),
     ],
@@ -52,13 +52,22 @@ def test_another_configuration_is_refused(monkeypatch: pytest.MonkeyPatch, name:
 
 def test_it_sets_the_timeouts_and_reads_and_clears_the_counters() -> None:
     device = FunctionalDevice(preset("tiny"))
-    driver = Driver(device, chain_timeout_cycles=123, poll_interval_cycles=45)
+    driver = Driver(device, chain_timeout_cycles=123, poll_interval_cycles=45, watchdog_cycles=67)
+    driver.share(core_words=89, host_lines=3)
+    assert device.mmio_read(global_offset("WATCHDOG")) == 67
+    assert device.mmio_read(global_offset("SHARE")) == 89 | 3 << 16
     assert device.mmio_read(global_offset("CHAIN_TIMEOUT")) == 123
     assert device.mmio_read(global_offset("POLL_INTERVAL")) == 45
     device.wait((1 << 32) + 7)
     assert driver.counters()["CYCLES"] == (1 << 32) + 7
     driver.clear_counters()
     assert set(driver.counters().values()) == {0}
+
+
+@pytest.mark.parametrize("words", [{"core_words": 1 << 16}, {"host_lines": -1}])
+def test_a_share_beyond_its_register_is_refused(words: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="choose 0"):
+        Driver(FunctionalDevice(preset("tiny"))).share(**words)
 
 
 def test_traffic_adds_up() -> None:
@@ -84,7 +93,9 @@ def test_rings_that_do_not_fit_the_window_are_refused() -> None:
         open_session(FunctionalDevice(preset("tiny")), memory_bytes=1 << 25)
 
 
-@pytest.mark.parametrize("options", [{"queue": 2}, {"queue": -1}, {"pasid": 1 << 20}, {"timeout_cycles": 0}])
+@pytest.mark.parametrize(
+    "options", [{"queue": 2}, {"queue": -1}, {"pasid": 1 << 20}, {"timeout_cycles": 0}, {"weight": 0}, {"weight": 256}]
+)
 def test_a_queue_that_makes_no_sense_is_refused(options: dict[str, int]) -> None:
     with pytest.raises(UserError, match=r"choose|has queues"):
         open_session(FunctionalDevice(preset("tiny")), memory_bytes=1 << 20, **options)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@
 // within 4 KiB, addresses that exist) is checked at every cycle.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <utility>
@@ -44,9 +45,9 @@ struct WriteBeat {
 class AxiMemory {
   public:
     AxiMemory(int index, int channels, const AxiMasterPins& pins, const Settings& settings, Faults& faults,
-              const std::vector<std::pair<uint64_t, uint64_t>>& error_ranges)
+              const MemoryRules& rules)
         : index_(index), channels_(channels), name_("m_axi_" + std::to_string(index)), pins_(pins), settings_(settings), faults_(faults),
-          error_ranges_(error_ranges), ar_random_(salt(0)), r_random_(salt(1)), aw_random_(salt(2)),
+          rules_(rules), ar_random_(salt(0)), r_random_(salt(1)), aw_random_(salt(2)),
           w_random_(salt(3)), b_random_(salt(4)) {}
 
     const Counters& counters() const { return counters_; }
@@ -119,12 +120,37 @@ class AxiMemory {
     }
 
     bool fails(uint64_t address) const {
-        for (const auto& range : error_ranges_)
+        for (const auto& range : rules_.errors)
             if (address + kLineBytes > range.first && address < range.second) return true;
         return false;
     }
 
-    void check_address(const char* name, const AddressPayload& a, uint64_t cycle) {
+    // The silence that the burst falls into, or nullptr.
+    const Silence* silence(const AddressPayload& a) const {
+        for (const Silence& one : rules_.silences)
+            for (unsigned beat = 0; beat <= a.length; ++beat) {
+                const uint64_t address = dpa(a.address + beat * uint64_t{kLineBytes});
+                if (address + kLineBytes > one.first && address < one.end) return &one;
+            }
+        return nullptr;
+    }
+
+    // Whether every line of the burst lies in one window or another of its requester.
+    bool allowed(const AddressPayload& a, bool write) const {
+        if (rules_.windows.empty()) return true;
+        for (unsigned beat = 0; beat <= a.length; ++beat) {
+            const uint64_t address = dpa(a.address + beat * uint64_t{kLineBytes});
+            const bool inside = std::any_of(rules_.windows.begin(), rules_.windows.end(), [&](const Window& w) {
+                return (write ? w.writes : w.reads) && (w.requesters >> (a.id >> kRequesterShift) & 1) &&
+                       address >= w.first && address + kLineBytes <= w.end;
+            });
+            if (!inside) return false;
+        }
+        return true;
+    }
+
+    // `waiting`: the same address was on offer in the cycle before.
+    void check_address(const char* name, const AddressPayload& a, bool waiting, uint64_t cycle) {
         const uint64_t bytes = (uint64_t{a.length} + 1) * kLineBytes;
         const uint64_t channel_bytes = settings_.memory_bytes / static_cast<unsigned>(channels_);
         const char* wrong = nullptr;
@@ -133,30 +159,37 @@ class AxiMemory {
         else if (a.address % kLineBytes) wrong = "an address that is not a multiple of 64";
         else if ((a.address & 4095) + bytes > 4096) wrong = "a burst that crosses 4 KiB";
         else if (a.address > channel_bytes || bytes > channel_bytes - a.address) wrong = "an address beyond the memory";
+        else if (!waiting && !allowed(a, name[1] == 'W')) wrong = "an address outside its requester's windows";
         if (wrong)
-            faults_.raise(cycle, "%s: %s offers %s (address 0x%llx, length %u, size %u, burst %u)", name_.c_str(), name,
-                          wrong, static_cast<unsigned long long>(a.address), a.length + 1u, a.size, a.burst);
+            faults_.raise(cycle, "%s: %s offers %s (address 0x%llx, DPA 0x%llx, id %u, length %u, size %u, burst %u)",
+                          name_.c_str(), name, wrong, static_cast<unsigned long long>(a.address),
+                          static_cast<unsigned long long>(dpa(a.address)), a.id, a.length + 1u, a.size, a.burst);
     }
 
     void accept_read_address(uint64_t cycle) {
         const bool valid = *pins_.arvalid;
         if (!valid && !ar_stable_.waiting()) return;
         const AddressPayload a{*pins_.araddr, *pins_.arid, *pins_.arlen, *pins_.arsize, *pins_.arburst};
+        const bool waiting = ar_stable_.waiting();
         ar_stable_.check(valid, ar_ready_, a, name_.c_str(), "AR", cycle, faults_);
         if (!valid) return;
-        check_address("AR", a, cycle);
+        check_address("AR", a, waiting, cycle);
         if (faults_.any() || !ar_ready_) return;
-        reads_.push_back({a.address, cycle + latency(settings_.read_latency_cycles, ar_random_), a.id, a.length, 0});
         ++counters_.read_bursts;
+        const Silence* silent = silence(a);
+        if (silent && !silent->late_cycles) return;
+        const uint64_t due = cycle + latency(settings_.read_latency_cycles, ar_random_);
+        reads_.push_back({a.address, due + (silent ? silent->late_cycles : 0), a.id, a.length, 0});
     }
 
     void accept_write_address(uint64_t cycle) {
         const bool valid = *pins_.awvalid;
         if (!valid && !aw_stable_.waiting()) return;
         const AddressPayload a{*pins_.awaddr, *pins_.awid, *pins_.awlen, *pins_.awsize, *pins_.awburst};
+        const bool waiting = aw_stable_.waiting();
         aw_stable_.check(valid, aw_ready_, a, name_.c_str(), "AW", cycle, faults_);
         if (!valid) return;
-        check_address("AW", a, cycle);
+        check_address("AW", a, waiting, cycle);
         if (faults_.any() || !aw_ready_) return;
         write_addresses_.push_back(a);
         ++counters_.write_bursts;
@@ -234,8 +267,14 @@ class AxiMemory {
             faults_.raise(cycle, "%s: WLAST is %d on beat %zu of %u", name_.c_str(), collecting_.back().last,
                           collecting_.size(), a.length + 1u);
         if (!last) return;
-        responses_.push_back({a.address, cycle + latency(settings_.write_latency_cycles, w_random_), a.id, {}});
-        responses_.back().beats.swap(collecting_);
+        const Silence* silent = silence(a);
+        if (silent && !silent->late_cycles) {
+            collecting_.clear();
+        } else {
+            const uint64_t due = cycle + latency(settings_.write_latency_cycles, w_random_);
+            responses_.push_back({a.address, due + (silent ? silent->late_cycles : 0), a.id, {}});
+            responses_.back().beats.swap(collecting_);
+        }
         write_addresses_.pop_front();
     }
 
@@ -292,13 +331,14 @@ class AxiMemory {
     }
 
     static constexpr size_t kWriteBuffer = 16;
+    static constexpr unsigned kRequesterShift = 4;
 
     const int index_, channels_;
     const std::string name_;
     const AxiMasterPins pins_;
     const Settings& settings_;
     Faults& faults_;
-    const std::vector<std::pair<uint64_t, uint64_t>>& error_ranges_;
+    const MemoryRules& rules_;
     Random ar_random_, r_random_, aw_random_, w_random_, b_random_;
     Counters counters_{};
 

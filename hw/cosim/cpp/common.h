@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <utility>
+#include <vector>
 
 constexpr unsigned kLineBytes = 64;  // one beat of a 512-bit bus; the granule of channel interleaving
 
@@ -92,6 +94,26 @@ struct Settings {
     uint32_t host_delay_cycles;    // each posted host write is held back for up to so many cycles
     uint32_t timeout_cycles;       // longest wait for an answer to the host
     const char* trace_path;        // nullptr: no waves
+};
+
+// A range of DPA in which some requesters may read or write. Mirrored in device.py (class _Window).
+struct Window {
+    uint64_t first, end;
+    uint32_t requesters;  // bit r: requester r, bits 5:4 of a transaction id
+    uint32_t reads, writes;
+};
+
+// A range of DPA whose accesses memory does not answer, or answers `late_cycles` later.
+struct Silence {
+    uint64_t first, end;
+    uint32_t late_cycles;  // 0: never
+};
+
+// What memory does beside its work, shared by all channels.
+struct MemoryRules {
+    std::vector<std::pair<uint64_t, uint64_t>> errors;
+    std::vector<Window> windows;  // none: everything that exists may be touched
+    std::vector<Silence> silences;
 };
 
 // Counted per memory channel since the last reset; mirrored in device.py (class _Counters).

@@ -14,6 +14,7 @@
 #include "common.h"
 #include "host_port.h"
 #include "io_port.h"
+#include "ring_host.h"
 #include "verilated.h"
 #if defined(NDP_TRACE_FST)
 #include "verilated_fst_c.h"
@@ -108,8 +109,7 @@ class Harness {
 #endif
         top_ = std::make_unique<Vndp>(&context_, "ndp");
         for (int i = 0; i < NDP_CHANNELS; ++i)
-            channels_.push_back(std::make_unique<AxiMemory>(i, NDP_CHANNELS, memory_pins(*top_, i), settings_, faults_,
-                                                            error_ranges_));
+            channels_.push_back(std::make_unique<AxiMemory>(i, NDP_CHANNELS, memory_pins(*top_, i), settings_, faults_, rules_));
         host_ = std::make_unique<HostPort>(host_pins(*top_), settings_, faults_);
         io_ = std::make_unique<IoPort>(io_pins(*top_), settings_, faults_);
 #ifdef NDP_TRACE
@@ -222,13 +222,26 @@ class Harness {
         return ok;
     }
 
+    // Drives rings until every descriptor has its completion.
+    bool drive_rings(Ring* rings, uint64_t count, const Poke* pokes, uint64_t poke_count, uint64_t seed) {
+        std::vector<Ring*> pointers;
+        for (uint64_t i = 0; i < count; ++i) pointers.push_back(&rings[i]);
+        RingHost host(pointers, pokes, poke_count, settings_, *io_, faults_, seed);
+        host.begin(cycle_);
+        while (!host.done() && !faults_.any()) {
+            host.act(cycle_);
+            step();
+        }
+        return !faults_.any();
+    }
+
     uint64_t cycle() const { return cycle_; }
     const std::string& fault() const { return faults_.text(); }
     const std::vector<Interrupt>& interrupts() const { return interrupts_; }
     const Counters& counters(int channel) const { return channels_[static_cast<size_t>(channel)]->counters(); }
     HostPort& host() { return *host_; }
     uint32_t io_response() const { return io_->response(); }
-    std::vector<std::pair<uint64_t, uint64_t>>& error_ranges() { return error_ranges_; }
+    MemoryRules& rules() { return rules_; }
 
     void flush() {
 #ifdef NDP_TRACE
@@ -283,7 +296,7 @@ class Harness {
 
     Settings settings_;
     Faults faults_;
-    std::vector<std::pair<uint64_t, uint64_t>> error_ranges_;
+    MemoryRules rules_;
     VerilatedContext context_;
     std::unique_ptr<Vndp> top_;
 #ifdef NDP_TRACE
@@ -361,9 +374,23 @@ void ndp_counters(void* self, int channel, Counters* counters) {
 
 // Accesses of the device to DPA in [first, end) are answered with SLVERR from now on.
 void ndp_add_error_range(void* self, uint64_t first, uint64_t end) {
-    static_cast<Harness*>(self)->error_ranges().emplace_back(first, end);
+    static_cast<Harness*>(self)->rules().errors.emplace_back(first, end);
 }
-void ndp_clear_error_ranges(void* self) { static_cast<Harness*>(self)->error_ranges().clear(); }
+// Accesses of the device to DPA in [first, end) are answered late_cycles later from now on; 0: never.
+void ndp_add_silence(void* self, uint64_t first, uint64_t end, uint32_t late_cycles) {
+    static_cast<Harness*>(self)->rules().silences.push_back({first, end, late_cycles});
+}
+void ndp_clear_errors(void* self) {
+    static_cast<Harness*>(self)->rules().errors.clear();
+    static_cast<Harness*>(self)->rules().silences.clear();
+}
+// From now on the device may touch only these ranges; none: all of memory.
+void ndp_set_windows(void* self, const Window* windows, uint64_t count) {
+    static_cast<Harness*>(self)->rules().windows.assign(windows, windows + count);
+}
+int ndp_drive_rings(void* self, Ring* rings, uint64_t count, const Poke* pokes, uint64_t poke_count, uint64_t seed) {
+    return static_cast<Harness*>(self)->drive_rings(rings, count, pokes, poke_count, seed);
+}
 void ndp_flush(void* self) { static_cast<Harness*>(self)->flush(); }
 
 }  // extern "C"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from amaranth.hdl import Const, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -13,9 +15,25 @@ TAG_BITS = 2
 """Bits by which a requester tells its own accesses apart; they come back with the answer."""
 
 CORE, HOST, QUEUES = range(3)
-"""The requesters of a channel, by their index at `ChannelPort` (bits 3:2 of the transaction id)."""
+"""The requesters of a channel, by their index at `ChannelPort` (bits 5:4 of the transaction id)."""
 
 REQUESTERS = 3
+
+EPOCH_BITS = 2
+"""Bits 3:2 of a transaction id: how often the watchdog gave up on the requester's accesses, modulo 4."""
+
+
+class Debt(NamedTuple):
+    """What memory may owe a requester: tags in use (from 0 on), and words or acknowledgements of each at most."""
+
+    tags: int
+    most: int
+
+
+READ_DEBTS = (Debt(1, 1023), Debt(1, 64), Debt(1 << TAG_BITS, 1))
+"""By requester. The core has eight bursts of 64 words under way at most, the host port a line a ticket."""
+
+WRITE_DEBTS = (Debt(2, 1023), Debt(1, 64), Debt(1 << TAG_BITS, 1))
 
 LOG2_WORD_BYTES = WORD_BYTES.bit_length() - 1
 

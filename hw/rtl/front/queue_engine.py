@@ -19,7 +19,7 @@ from plora.hw.defs.queue import (
     VALID_TAG,
     operand_offset,
 )
-from plora.hw.defs.registers import MAX_BACKOFF_LOG2
+from plora.hw.defs.registers import COALESCE_TICK, MAX_BACKOFF_LOG2
 from plora.hw.defs.status import Status
 from plora.hw.rtl.front.axi import msix_layout
 from plora.hw.rtl.front.line_writer import tagged_line_layout
@@ -42,10 +42,12 @@ from plora.hw.rtl.interfaces import completed_layout, fetched_layout, word_addre
 WRITERS = 1 << TAG_BITS
 """Completion lines on their way to memory at a time."""
 
-JOBS = ("RETIRE", "COMPLETE", "COMMAND", "INSPECT", "INTERRUPT", "ISSUE")
+JOBS = ("RETIRE", "COMPLETE", "COMMAND", "INSPECT", "INTERRUPT", "EXPIRE", "ISSUE")
 """In the order of preference."""
 
 SLOT_LOG2_BITS = 5
+WEIGHT_BITS = 8
+VECTOR_BITS = 8
 _DEPTH_BITS = MAX_DEPTH.bit_length()
 _BACKOFF_BITS = MAX_BACKOFF_LOG2.bit_length()
 
@@ -84,6 +86,7 @@ class QueueEngine(wiring.Component):
     command      a register write: enable, disable, new CQ_HEAD
     inspect      line 0 of a slot has come: hand the descriptor to the core, or go back
     interrupt    send one
+    expire       completions were gathered for an interrupt: look whether the first waited long enough
     issue        ask for line 0 of the next slot of a queue
     ===========  =====================================================================================
 
@@ -96,6 +99,13 @@ class QueueEngine(wiring.Component):
     a note to look again that only a look begun later erases, so one that comes in the very cycle in
     which a look fails is kept. A slot's descriptor is used only if the valid word read with it is that of
     the current pass.
+
+    **Turns.** Queues that want to be looked at take turns. A turn is WEIGHT slots long, less where the queue
+    stops sooner.
+
+    **Interrupts.** A queue whose completions are to be gathered notes when the first came. Every
+    COALESCE_TICK cycles such a queue is looked at; it is also done with when the host has taken all of them.
+    What is pending is kept by vector, not by queue, and is sent once the vector's mask allows it.
 
     **Room.** Slot i of the next pass is read only when the host has taken completion i of this pass
     (``next_count - head < depth``): a completion is never overwritten.
@@ -149,6 +159,7 @@ class QueueEngine(wiring.Component):
         m = Module()
         self._declare(m)
         self._poll_clock(m)
+        self._gather_clock(m)
         self._chain_clock(m)
         self._acknowledgements(m)
         self._status(m)
@@ -180,8 +191,16 @@ class QueueEngine(wiring.Component):
             self._state_write.addr.eq(self._queue),
             self._state_write.data.eq(self._after),
         ]
-        # By queue: runs; is to be looked at; has an interrupt to be sent.
-        self._runs, self._look, self._interrupt = Signal(queues), Signal(queues), Signal(queues)
+        # By queue: runs; is to be looked at; gathers completions for an interrupt; is to be looked at for that.
+        self._runs, self._look = Signal(queues), Signal(queues)
+        self._gathers, self._expires = Signal(queues), Signal(queues)
+        # By vector: a message is to be sent.
+        self._pending = Signal(queues)
+        m.d.comb += self.control.pending.eq(self._pending)
+        self._clock = Signal(REGISTER_BITS)
+        m.d.sync += self._clock.eq(self._clock + 1)
+        # Whose turn it is to issue, and how many slots more it may; the issue under way goes on with it.
+        self._turn, self._turn_left, self._turn_goes_on = Signal(index), Signal(WEIGHT_BITS), Signal()
         self._backoff = Array(Signal(_BACKOFF_BITS, name=f"backoff_{q}") for q in range(queues))
         # Reads of slots on their way, oldest at the head: the same order as in the slot reader.
         self._flights = Array(
@@ -220,6 +239,10 @@ class QueueEngine(wiring.Component):
                 m.d.comb += mask.eq((1 << self._backoff[queue]) - 1)
                 with m.If((own_turn & mask) == 0):
                     m.d.sync += self._look[queue].eq(1)
+
+    def _gather_clock(self, m: Module) -> None:
+        with m.If(self._clock % COALESCE_TICK == 0):
+            m.d.sync += self._expires.eq(self._gathers)
 
     def _chain_clock(self, m: Module) -> None:
         # Only the host's delay counts, not that of a core that has no room.
@@ -263,6 +286,7 @@ class QueueEngine(wiring.Component):
 
         m.submodules.issue_turn = issue_turn = RoundRobin(config.queues)
         m.submodules.interrupt_turn = interrupt_turn = RoundRobin(config.queues)
+        m.submodules.expire_turn = expire_turn = RoundRobin(config.queues)
         m.d.comb += [
             issue_turn.requests.eq(
                 Cat(
@@ -272,8 +296,10 @@ class QueueEngine(wiring.Component):
                     for q in range(config.queues)
                 )
             ),
-            interrupt_turn.requests.eq(self._interrupt),
+            interrupt_turn.requests.eq(self._pending & self.control.deliver),
+            expire_turn.requests.eq(self._expires),
         ]
+        same_turn = (self._turn_left != 0) & issue_turn.requests.bit_select(self._turn, 1)
         ready_to_issue = issue_turn.any & ~self._in_flight.all() & ~self.slot_request.valid
         wipe = Signal(range(queue_memory_depth(config)))
 
@@ -311,9 +337,16 @@ class QueueEngine(wiring.Component):
                 with m.Elif(interrupt_turn.any & ~self.msix.valid):
                     m.d.comb += interrupt_turn.taken.eq(1)
                     m.d.sync += [job.eq(names.index("INTERRUPT")), self._queue.eq(interrupt_turn.grant)]
+                with m.Elif(expire_turn.any):
+                    m.d.comb += expire_turn.taken.eq(1)
+                    m.d.sync += [job.eq(names.index("EXPIRE")), self._queue.eq(expire_turn.grant)]
                 with m.Elif(ready_to_issue):
-                    m.d.comb += issue_turn.taken.eq(1)
-                    m.d.sync += [job.eq(names.index("ISSUE")), self._queue.eq(issue_turn.grant)]
+                    m.d.comb += issue_turn.taken.eq(~same_turn)
+                    m.d.sync += [
+                        job.eq(names.index("ISSUE")),
+                        self._queue.eq(Mux(same_turn, self._turn, issue_turn.grant)),
+                        self._turn_goes_on.eq(same_turn),
+                    ]
                 with m.Else():
                     m.next = "CHOOSE"
             with m.State("LOOK_UP"):
@@ -335,6 +368,9 @@ class QueueEngine(wiring.Component):
                 m.next = "CHOOSE"
             with m.State("INTERRUPT"):
                 self._send_interrupt(m)
+                m.next = "CHOOSE"
+            with m.State("EXPIRE"):
+                self._expire(m)
                 m.next = "CHOOSE"
             with m.State("ISSUE"):
                 self._issue(m)
@@ -372,6 +408,11 @@ class QueueEngine(wiring.Component):
         last = Signal(name="issue_last")
         m.d.comb += last.eq(self._is_last(now.next_index))
         of_chain = self._chain_open & (self._chain_queue == here)
+        weight = self.control.config.weight[:WEIGHT_BITS]
+        m.d.sync += [
+            self._turn.eq(here),
+            self._turn_left.eq(Mux(self._turn_goes_on, self._turn_left - 1, Mux(weight == 0, 0, weight - 1))),
+        ]
         # While reads of this queue are on their way, a later doorbell still asks for a look of its own.
         with m.If(~self._of_queue(here, alive=True).any()):
             m.d.sync += self._look.bit_select(here, 1).eq(0)
@@ -579,15 +620,48 @@ class QueueEngine(wiring.Component):
             self._backoff[self._queue].eq(0),
         ]
         with m.If(self._enabled_here() & self.control.interrupt_enable.bit_select(self._queue, 1)):
-            m.d.sync += self._interrupt.bit_select(self._queue, 1).eq(1)
+            gathered = Signal(COUNT_BITS + 1)
+            m.d.comb += gathered.eq(now.gathered + 1)
+            with m.If(
+                (self.control.config.coalesce_cycles == 0) | (gathered >= self.control.config.coalesce[:COUNT_BITS])
+            ):
+                self._signal(m)
+            with m.Else():
+                m.d.comb += [
+                    after.gathered.eq(gathered),
+                    after.since.eq(Mux(now.gathered == 0, self._clock, now.since)),
+                ]
+                m.d.sync += self._gathers.bit_select(self._queue, 1).eq(1)
+
+    def _signal(self, m: Module) -> None:
+        """Let the queue's vector send a message; nothing is gathered any more."""
+        vector = self.control.config.vector[:VECTOR_BITS]
+        wanted = self.control.interrupt_enable.bit_select(self._queue, 1)
+        with m.If(wanted & (vector < self._config.queues)):
+            m.d.sync += self._pending.bit_select(vector[: len(self._queue)], 1).eq(1)
+        self._gather_nothing(m)
+
+    def _gather_nothing(self, m: Module) -> None:
+        m.d.comb += self._after.gathered.eq(0)
+        m.d.sync += [
+            self._gathers.bit_select(self._queue, 1).eq(0),
+            self._expires.bit_select(self._queue, 1).eq(0),
+        ]
+
+    def _expire(self, m: Module) -> None:
+        m.d.sync += self._expires.bit_select(self._queue, 1).eq(0)
+        with m.If((self._clock - self._now.since)[:REGISTER_BITS] >= self.control.config.coalesce_cycles):
+            m.d.comb += self._state_write.en.eq(1)
+            self._signal(m)
 
     def _send_interrupt(self, m: Module) -> None:
-        m.d.sync += [
-            self._interrupt.bit_select(self._queue, 1).eq(0),
-            self.msix.valid.eq(1),
-            self.msix.payload.address.eq(self.control.config.msix_address),
-            self.msix.payload.data.eq(self.control.config.msix_data),
-        ]
+        # The vector may have been masked since it was chosen.
+        with m.If(self.control.deliver.bit_select(self._queue, 1)):
+            m.d.sync += [
+                self._pending.bit_select(self._queue, 1).eq(0),
+                self.msix.valid.eq(1),
+                self.msix.payload.eq(self.control.vector),
+            ]
 
     def _command(self, m: Module) -> None:
         now, after, here, command = self._now, self._after, self._queue, self.control.command.payload
@@ -601,6 +675,8 @@ class QueueEngine(wiring.Component):
                 with m.If((command.value[COUNT_BITS:] == 0) & (moved <= waiting)):
                     m.d.comb += after.head.eq(command.value)
                     m.d.sync += self._look.bit_select(here, 1).eq(1)
+                    with m.If(moved == waiting):
+                        self._gather_nothing(m)
                 with m.Else():
                     m.d.comb += after.errors.eq(now.errors + 1)
             with m.Case(Command.DISABLE):
@@ -608,8 +684,8 @@ class QueueEngine(wiring.Component):
                 m.d.sync += [
                     self.control.enabled.bit_select(here, 1).eq(0),
                     self._runs.bit_select(here, 1).eq(0),
-                    self._interrupt.bit_select(here, 1).eq(0),
                 ]
+                self._gather_nothing(m)
                 self._disown(m)
                 with m.If(self._chain_queue == here):
                     m.d.sync += [self._chain_open.eq(0), self._chain_expired.eq(0)]

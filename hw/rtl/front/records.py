@@ -11,6 +11,7 @@ from amaranth.lib.wiring import In, Out
 from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.queue import MAX_DEPTH, PASS_BITS
 from plora.hw.defs.registers import QUEUE, RESET_CHAIN_TIMEOUT, RESET_POLL_INTERVAL, Access, Register
+from plora.hw.rtl.front.axi import msix_layout
 from plora.hw.rtl.interfaces import word_address_bits
 
 REGISTER_BITS = 32
@@ -76,6 +77,8 @@ def queue_state_layout(config: NdpConfig) -> data.StructLayout:
     tail          completions that memory has acknowledged since enabling
     head          completions that the host has taken
     under_way     descriptors handed to the core and not yet done with
+    gathered      completions since the last interrupt that none was sent for
+    since         cycle, by the engine's own clock, of the first of them
     errors        register QERRORS
     fault         see `Fault`
     ============  ===============================================================================
@@ -95,6 +98,8 @@ def queue_state_layout(config: NdpConfig) -> data.StructLayout:
             "tail": COUNT_BITS,
             "head": COUNT_BITS,
             "under_way": COUNT_BITS,
+            "gathered": COUNT_BITS,
+            "since": REGISTER_BITS,
             "errors": REGISTER_BITS,
             "fault": FAULT_BITS,
         }
@@ -129,6 +134,9 @@ class QueueControl(wiring.Signature):
     Members:
         config_queue, config: the engine asks for a queue's configuration in one cycle and has it in
             the next.
+        vector: entry of the MSI-X table with the number ``config_queue``, likewise in the next cycle.
+        deliver: by vector, a message may be sent.
+        pending: by vector, a message is to be sent.
         status_queue, status: likewise the registers for its state.
         command, command_done: a register write that the engine has to carry out; ``command_done`` pulses
             when it has, in the cycle in which it took the command or later.
@@ -147,6 +155,9 @@ class QueueControl(wiring.Signature):
             {
                 "config_queue": In(index),
                 "config": Out(queue_config_layout),
+                "vector": Out(msix_layout),
+                "deliver": Out(config.queues),
+                "pending": In(config.queues),
                 "status_queue": Out(index),
                 "status": In(queue_status_layout),
                 "command": Out(stream.Signature(command_layout(config))),

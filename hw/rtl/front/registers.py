@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
@@ -13,13 +15,20 @@ from plora.hw.defs.registers import (
     ID_VALUE,
     INTERFACE_VERSION,
     MMIO_BITS,
+    PENDING_BASE,
     QUEUE,
     QUEUE_BASE,
     QUEUE_STRIDE,
+    RESET_SHARE,
+    RESET_WATCHDOG,
+    VECTOR,
+    VECTOR_BASE,
+    VECTOR_STRIDE,
     global_offset,
 )
 from plora.hw.rtl.core.signature import COUNTERS, counters_layout
 from plora.hw.rtl.front.axi import Axi4LiteSignature
+from plora.hw.rtl.front.channel_port import share_layout
 from plora.hw.rtl.front.records import (
     CONFIG_REGISTERS,
     REGISTER_BITS,
@@ -30,6 +39,20 @@ from plora.hw.rtl.front.records import (
 )
 
 _QUEUE_OFFSETS = {register.name: register.offset for register in QUEUE}
+_VECTOR_OFFSETS = {register.name: register.offset for register in VECTOR}
+_ENTRY_REGISTERS = ("ADDRESS_LO", "ADDRESS_HI", "DATA")
+"""Registers of a vector in the order of `plora.hw.rtl.front.axi.msix_layout`."""
+
+
+class _Place(NamedTuple):
+    """Where a register address leads."""
+
+    in_queue: Value
+    in_vector: Value
+    index: Value
+    """Of the queue or vector."""
+    offset: Value
+    """Byte offset in the block of the queue or vector."""
 
 
 class RegisterFile(wiring.Component):
@@ -46,6 +69,9 @@ class RegisterFile(wiring.Component):
         s_io: the AXI4-Lite bus.
         queues: to and from the queue engine, see `QueueControl`.
         counters, clear_counters, core_idle: those of the core.
+        share: register SHARE.
+        tick: a period of WATCHDOG cycles is over; never where that is 0.
+        tripped: a channel's watchdog has given errors.
 
     Cycle behaviour: one write and one read at a time, independent of each other. Address and data of
     a write come in any order; it is answered three cycles after the later of them, or when the engine
@@ -62,6 +88,9 @@ class RegisterFile(wiring.Component):
                 "counters": In(counters_layout),
                 "clear_counters": Out(1),
                 "core_idle": In(1),
+                "share": Out(share_layout, init={"core": RESET_SHARE, "host": 0}),
+                "tick": Out(1),
+                "tripped": In(1),
             }
         )
 
@@ -70,54 +99,85 @@ class RegisterFile(wiring.Component):
         m = Module()
         words = data.ArrayLayout(REGISTER_BITS, len(CONFIG_REGISTERS))
         m.submodules.configs = configs = memory.Memory(shape=words, depth=queue_memory_depth(self._config), init=[])
-        engine_port = configs.read_port()
+        entries = data.ArrayLayout(REGISTER_BITS, len(_ENTRY_REGISTERS))
+        m.submodules.vectors = vectors = memory.Memory(shape=entries, depth=queue_memory_depth(self._config), init=[])
+        engine_port, message_port = configs.read_port(), vectors.read_port()
         m.d.comb += [
             engine_port.addr.eq(self.queues.config_queue),
             Value.cast(self.queues.config).eq(Value.cast(engine_port.data)),
+            message_port.addr.eq(self.queues.config_queue),
+            Value.cast(self.queues.vector).eq(Value.cast(message_port.data)),
         ]
+        self._masks(m)
         self._counters(m)
-        self._write(m, configs.write_port(granularity=1))
-        self._read(m, configs.read_port())
+        self._watch_clock(m)
+        self._write(m, configs.write_port(granularity=1), vectors.write_port(granularity=1))
+        self._read(m, configs.read_port(), vectors.read_port())
         return m
 
-    def _locate(self, m: Module, address: Value, prefix: str) -> tuple[Value, Value, Value]:
-        """Return for a byte address: whether it lies in a queue's block, the queue, and the offset in the block."""
-        block_bits = QUEUE_STRIDE.bit_length() - 1
+    def _locate(self, m: Module, address: Value, prefix: str) -> _Place:
+        """Say which queue or vector a byte address belongs to."""
+        block_bits, entry_bits = (stride.bit_length() - 1 for stride in (QUEUE_STRIDE, VECTOR_STRIDE))
         first = QUEUE_BASE >> block_bits
-        in_queue = Signal(name=f"{prefix}_in_queue")
-        queue = Signal(queue_index_bits(self._config), name=f"{prefix}_queue")
-        offset = Signal(block_bits, name=f"{prefix}_offset")
-        block = address[block_bits:]
+        index_bits = queue_index_bits(self._config)
+        place = _Place(
+            Signal(name=f"{prefix}_in_queue"),
+            Signal(name=f"{prefix}_in_vector"),
+            Signal(index_bits, name=f"{prefix}_index"),
+            Signal(block_bits, name=f"{prefix}_offset"),
+        )
+        block, entry = address[block_bits:], address[entry_bits:] - (VECTOR_BASE >> entry_bits)
         m.d.comb += [
-            in_queue.eq((block >= first) & (block < first + self._config.queues)),
-            queue.eq(block - first),
+            place.in_queue.eq((block >= first) & (block < first + self._config.queues)),
+            place.in_vector.eq((address >= VECTOR_BASE) & (entry < self._config.queues)),
+            place.index.eq(Mux(place.in_vector, entry, block - first)),
             # Registers are whole words: the two low address bits have no meaning.
-            offset.eq(Cat(Const(0, 2), address[2:block_bits])),
+            place.offset.eq(
+                Mux(place.in_vector, Cat(Const(0, 2), address[2:entry_bits]), Cat(Const(0, 2), address[2:block_bits]))
+            ),
         ]
-        return in_queue, queue, offset
+        return place
+
+    def _masks(self, m: Module) -> None:
+        self._masked = Signal(self._config.queues, init=-1)
+        self._message_control = Signal(2)
+        enable, mask_all = self._message_control
+        m.d.comb += self.queues.deliver.eq(Mux(enable & ~mask_all, ~self._masked, 0))
+
+    def _watch_clock(self, m: Module) -> None:
+        self._watchdog = Signal(REGISTER_BITS, init=RESET_WATCHDOG)
+        elapsed = Signal(REGISTER_BITS)
+        m.d.sync += elapsed.eq(elapsed + 1)
+        with m.If(elapsed + 1 >= self._watchdog):
+            m.d.sync += elapsed.eq(0)
+            m.d.comb += self.tick.eq(self._watchdog != 0)
 
     def _counters(self, m: Module) -> None:
         self._cycles = cycles = Signal(2 * REGISTER_BITS)
         self._descriptors = descriptors = Signal(REGISTER_BITS)
         self._errors = errors = Signal(REGISTER_BITS)
+        self._trips = trips = Signal(REGISTER_BITS)
         m.d.sync += [
             cycles.eq(Mux(self.clear_counters, 0, cycles + 1)),
             descriptors.eq(Mux(self.clear_counters, 0, descriptors + self.queues.descriptor_done)),
             errors.eq(Mux(self.clear_counters, 0, errors + self.queues.descriptor_failed)),
+            trips.eq(Mux(self.clear_counters, 0, trips + self.tripped)),
         ]
 
-    def _write(self, m: Module, port: memory.WritePort) -> None:
+    def _write(self, m: Module, port: memory.WritePort, entry_port: memory.WritePort) -> None:
         bus, count = self.s_io, len(CONFIG_REGISTERS)
         address, value = Signal(MMIO_BITS), Signal(REGISTER_BITS)
         have_address, have_data, whole = Signal(), Signal(), Signal()
-        in_queue, queue, offset = self._locate(m, address, "write")
-        enabled = Signal()
+        place = self._locate(m, address, "write")
+        queue, enabled = place.index, Signal()
         wipe = Signal(range(queue_memory_depth(self._config)))
 
         m.d.comb += [
             enabled.eq(self.queues.enabled.bit_select(queue, 1)),
             port.addr.eq(queue),
             port.data.eq(Cat(*(value for _ in range(count)))),
+            entry_port.addr.eq(queue),
+            entry_port.data.eq(Cat(*(value for _ in _ENTRY_REGISTERS))),
             self.queues.command.payload.queue.eq(queue),
             self.queues.command.payload.value.eq(value),
             self.queues.doorbell_queue.eq(queue),
@@ -125,6 +185,7 @@ class RegisterFile(wiring.Component):
         with m.FSM(name="write"):
             with m.State("WIPE"):
                 m.d.comb += [port.addr.eq(wipe), port.data.eq(0), port.en.eq((1 << count) - 1)]
+                m.d.comb += [entry_port.addr.eq(wipe), entry_port.data.eq(0), entry_port.en.eq(~0)]
                 m.d.sync += wipe.eq(wipe + 1)
                 with m.If(wipe == queue_memory_depth(self._config) - 1):
                     m.next = "WAIT"
@@ -140,8 +201,13 @@ class RegisterFile(wiring.Component):
                 m.next = "ANSWER"
                 with m.If(~whole):
                     pass
-                with m.Elif(in_queue):
-                    self._write_queue(m, port, queue, offset, value, enabled)
+                with m.Elif(place.in_queue):
+                    self._write_queue(m, port, queue, place.offset, value, enabled)
+                with m.Elif(place.in_vector):
+                    for number, name in enumerate(_ENTRY_REGISTERS):
+                        m.d.comb += entry_port.en[number].eq(place.offset == _VECTOR_OFFSETS[name])
+                    with m.If(place.offset == _VECTOR_OFFSETS["MASK"]):
+                        m.d.sync += self._masked.bit_select(queue, 1).eq(value[0])
                 with m.Else():
                     self._write_global(m, address, value)
             with m.State("COMMAND"):
@@ -186,14 +252,22 @@ class RegisterFile(wiring.Component):
                 m.d.sync += self.queues.chain_timeout.eq(value)
             with m.Case(global_offset("POLL_INTERVAL")):
                 m.d.sync += self.queues.poll_interval.eq(value)
+            with m.Case(global_offset("WATCHDOG")):
+                m.d.sync += self._watchdog.eq(value)
+            with m.Case(global_offset("SHARE")):
+                m.d.sync += self.share.eq(value)
+            with m.Case(global_offset("MSIX")):
+                m.d.sync += self._message_control.eq(value)
 
-    def _read(self, m: Module, port: memory.ReadPort) -> None:
+    def _read(self, m: Module, port: memory.ReadPort, entry_port: memory.ReadPort) -> None:
         bus = self.s_io
         address = Signal(MMIO_BITS)
-        in_queue, queue, offset = self._locate(m, address, "read")
+        place = self._locate(m, address, "read")
+        queue, offset = place.index, place.offset
         cycles_high = Signal(REGISTER_BITS)
         m.d.comb += [
             port.addr.eq(queue),
+            entry_port.addr.eq(queue),
             self.queues.status_queue.eq(queue),
             bus.rresp.eq(Resp.OKAY),
         ]
@@ -207,11 +281,18 @@ class RegisterFile(wiring.Component):
                 m.next = "GATHER"
             with m.State("GATHER"):
                 m.d.sync += bus.rdata.eq(0)
-                with m.If(in_queue):
+                with m.If(place.in_queue):
                     with m.Switch(offset):
                         for offset_, shown in self._queue_values(queue, port.data):
                             with m.Case(offset_):
                                 m.d.sync += bus.rdata.eq(shown)
+                with m.Elif(place.in_vector):
+                    with m.Switch(offset):
+                        for number, name in enumerate(_ENTRY_REGISTERS):
+                            with m.Case(_VECTOR_OFFSETS[name]):
+                                m.d.sync += bus.rdata.eq(entry_port.data[number])
+                        with m.Case(_VECTOR_OFFSETS["MASK"]):
+                            m.d.sync += bus.rdata.eq(self._masked.bit_select(queue, 1))
                 with m.Else():
                     with m.Switch(Cat(Const(0, 2), address[2:])):
                         for offset_, shown in self._global_values(cycles_high):
@@ -257,10 +338,18 @@ class RegisterFile(wiring.Component):
             "STATUS": self.queues.busy | ~self.core_idle,
             "CHAIN_TIMEOUT": self.queues.chain_timeout,
             "POLL_INTERVAL": self.queues.poll_interval,
+            "WATCHDOG": self._watchdog,
+            "SHARE": self.share.as_value(),
+            "MSIX": self._message_control,
             "CYCLES_HI": cycles_high,
             "DESCRIPTORS": self._descriptors,
             "ERRORS": self._errors,
+            "WATCHDOG_TRIPS": self._trips,
         }
         values |= {name: self.counters[name.lower()] for name in COUNTERS}
         assert {*values, "CONTROL", "CYCLES_LO"} == {register.name for register in GLOBAL}
-        return [(global_offset(name), value) for name, value in values.items()]
+        pending = [
+            (PENDING_BASE + first // 8, self.queues.pending[first : first + REGISTER_BITS])
+            for first in range(0, config.queues, REGISTER_BITS)
+        ]
+        return [(global_offset(name), value) for name, value in values.items()] + pending

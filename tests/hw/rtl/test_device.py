@@ -17,7 +17,7 @@ from amaranth.lib import wiring
 from plora.hw.defs.config import PRESETS, NdpConfig, preset
 from plora.hw.defs.descriptor import Descriptor, Op
 from plora.hw.defs.packing import pack_geometry
-from plora.hw.defs.ports import CLOCK, RESET, device_ports, memory_bus
+from plora.hw.defs.ports import CLOCK, MEMORY_ID_BITS, RESET, device_ports, memory_bus
 from plora.hw.defs.registers import queue_offset
 from plora.hw.defs.status import Status
 from plora.hw.rtl.core.core import NdpCore
@@ -135,12 +135,15 @@ class Timeline:
             _, _, *channels, device, counted = await sample
             self.cycle += 1
             for channel in channels:
-                ids = {name: channel >> place & 15 for name, place in (("ar", 4), ("r", 8), ("aw", 12), ("b", 16))}
+                ids = {
+                    name: channel >> 4 + MEMORY_ID_BITS * place & (1 << MEMORY_ID_BITS) - 1
+                    for place, name in enumerate(("ar", "r", "aw", "b"))
+                }
                 for bit, name in enumerate(("ar", "r", "aw", "b")):
                     if channel >> bit & 1:
-                        who = {CORE: "core", QUEUES: "queue"}[ids[name] >> 2]
+                        who = {CORE: "core", QUEUES: "queue"}[ids[name] >> 4]
                         if name == "ar" and who == "core":
-                            who = "weights" if channel >> 20 >= self._weights else "operand"
+                            who = "weights" if channel >> 4 + 4 * MEMORY_ID_BITS >= self._weights else "operand"
                         self._note(f"{who} {name}")
             for bit, name in enumerate(("doorbell answered", "fetched", "report", "interrupt")):
                 if device >> bit & 1:

@@ -14,7 +14,7 @@ from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source, Type
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.packing import pack_geometry
 from plora.hw.defs.queue import RESULT_OFFSET, Completion, operand_offset, submission_line, valid_word
-from plora.hw.defs.registers import GLOBAL, QUEUE, Access, global_offset, queue_offset
+from plora.hw.defs.registers import GLOBAL, PENDING_BASE, QUEUE, Access, global_offset, queue_offset, vector_offset
 from plora.hw.defs.status import Status
 from plora.sim.functional import FunctionalDevice
 from plora.sim.functional.layout import Matrix, gpu_operand_bytes, pack_operand, result_bytes, result_from_bytes
@@ -130,7 +130,7 @@ def test_it_says_what_it_is(host: RawHost) -> None:
 
 def test_absent_and_read_only_registers_ignore_writes(host: RawHost) -> None:
     known = {register.offset for register in GLOBAL}
-    for offset in (0x020, 0x03C, 0x0FFC, 0x1000 + 0x4C, 0x1000 + 2 * 0x80, 0xFFFC):
+    for offset in (0x030, 0x03C, 0x0FFC, 0x1000 + 0x4C, 0x1000 + 2 * 0x80, 0xFFFC):
         assert offset not in known
         host.device.mmio_write(offset, 0xFFFF_FFFF)
         assert host.device.mmio_read(offset) == 0, hex(offset)
@@ -143,7 +143,7 @@ def test_absent_and_read_only_registers_ignore_writes(host: RawHost) -> None:
 
 def test_queue_registers_change_only_while_it_is_disabled(host: RawHost) -> None:
     fixed = [r.name for r in QUEUE if r.access is Access.RW and r.name not in ("CTRL", "CQ_HEAD")]
-    host.enable(PASID=0xABCDE, MSIX_DATA=7)
+    host.enable(PASID=0xABCDE, VECTOR=7)
     before = {name: host.read(name) for name in fixed}
     assert before["PASID"] == 0xABCDE
     for name in fixed:
@@ -272,7 +272,12 @@ def test_a_cq_head_beyond_what_is_completed_is_ignored_and_counted(host: RawHost
 
 
 def test_interrupts_are_sent_where_they_are_wanted(host: RawHost) -> None:
-    host.enable(MSIX_ADDRESS_LO=0xFEE0_0000, MSIX_DATA=77)
+    vector = {"ADDRESS_LO": 0xFEE0_0000, "DATA": 77, "MASK": 0}
+    for name, value in vector.items():
+        host.device.mmio_write(vector_offset(1, name), value)
+        assert host.device.mmio_read(vector_offset(1, name)) == value
+    host.device.mmio_write(global_offset("MSIX"), 1)
+    host.enable(VECTOR=1)
     host.submit(0, gemm(8, 40, 1), random(0, 1, 40))
     host.device.wait(1)
     assert host.device.messages == []
@@ -280,6 +285,32 @@ def test_interrupts_are_sent_where_they_are_wanted(host: RawHost) -> None:
     host.submit(1, gemm(8, 40, 1), random(0, 1, 40))
     host.device.wait(1)
     assert host.device.messages == [(0xFEE0_0000, 77)]
+    host.device.mmio_write(vector_offset(1, "MASK"), 1)
+    host.submit(2, gemm(8, 40, 1), random(0, 1, 40))
+    host.device.wait(1)
+    assert host.device.mmio_read(PENDING_BASE) == 2 and len(host.device.messages) == 1
+    host.device.mmio_write(vector_offset(1, "MASK"), 0)
+    assert host.device.mmio_read(PENDING_BASE) == 0 and len(host.device.messages) == 2
+
+
+def test_completions_are_gathered_by_count_and_time_and_forgotten_when_taken(host: RawHost) -> None:
+    host.device.mmio_write(vector_offset(0, "MASK"), 0)
+    host.device.mmio_write(global_offset("MSIX"), 1)
+    host.enable(COALESCE=2, COALESCE_CYCLES=1000)
+    host.register("CTRL", 3)
+    sent = []
+    for number in range(3):
+        host.submit(number, gemm(8, 40, 1), random(0, 1, 40))
+        host.device.wait(1)
+        sent.append(len(host.device.messages))
+    assert sent == [0, 1, 1]
+    host.device.wait(1000)
+    assert len(host.device.messages) == 2
+    host.submit(3, gemm(8, 40, 1), random(0, 1, 40))
+    host.device.wait(1)
+    host.register("CQ_HEAD", 4)
+    host.device.wait(2000)
+    assert len(host.device.messages) == 2
 
 
 def test_enabling_again_starts_over(host: RawHost) -> None:

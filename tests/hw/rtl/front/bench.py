@@ -14,9 +14,9 @@ from amaranth.sim import Simulator
 
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
 from plora.hw.defs.descriptor import FIELDS, Descriptor
-from plora.hw.defs.ports import ADDRESS_BITS, DATA_BITS, Burst, Resp, memory_bus
+from plora.hw.defs.ports import ADDRESS_BITS, DATA_BITS, MEMORY_ID_BITS, Burst, Resp, memory_bus
 from plora.hw.defs.queue import Completion, submission_line
-from plora.hw.defs.registers import global_offset, queue_offset
+from plora.hw.defs.registers import global_offset, queue_offset, vector_offset
 from plora.hw.rtl.core.signature import NdpCoreSignature
 from plora.hw.rtl.device import NdpDevice
 
@@ -158,6 +158,10 @@ class AxiMemory:
     """(cycle, byte address) of every word read, in the order in which it happened."""
     writes: list[tuple[int, int]] = field(default_factory=list)
     hold_acks: bool = False
+    silent: bool = False
+    """Nothing is answered; what was taken meanwhile is answered when this ends, unless it is forgotten."""
+    forget: bool = False
+    """Whatever is owed is dropped and never answered."""
     cycle: int = 0
 
     def __post_init__(self) -> None:
@@ -201,9 +205,14 @@ class AxiMemory:
                 (name, address), (word, strobe) = addresses.popleft(), words.popleft()
                 pending.setdefault(name, deque()).append((address, word, strobe, self._due(rng)))
 
+            if self.forget:
+                reads.clear()
+                pending.clear()
+                read_now = None
+                self.forget = False
             if ack_out and bready:
                 ack_out = False
-            if not ack_out and not self.hold_acks and pending and self._goes(rng):
+            if not ack_out and not self.silent and not self.hold_acks and pending and self._goes(rng):
                 due = [name for name, queue in pending.items() if queue and queue[0][3] <= self.cycle]
                 if due:
                     name = rng.choice(due)
@@ -216,7 +225,7 @@ class AxiMemory:
 
             if read_out and rready:
                 read_out = False
-            if not read_out and (read_now or reads) and self._goes(rng):
+            if not read_out and not self.silent and (read_now or reads) and self._goes(rng):
                 if read_now is None:
                     due = [name for name, queue in reads.items() if queue and queue[0].due <= self.cycle]
                     if due:
@@ -250,8 +259,13 @@ class AxiMemory:
     def _address(channel: int) -> tuple[int, int, int]:
         """Byte address, id and beats of a sampled AR or AW."""
         address = channel & (1 << ADDRESS_BITS) - 1
-        rest = channel >> ADDRESS_BITS
-        name, length, size, burst = rest & 15, rest >> 4 & 255, rest >> 12 & 7, rest >> 15
+        rest, ids = channel >> ADDRESS_BITS, (1 << MEMORY_ID_BITS) - 1
+        name, length, size, burst = (
+            rest & ids,
+            rest >> MEMORY_ID_BITS & 255,
+            rest >> MEMORY_ID_BITS + 8 & 7,
+            rest >> MEMORY_ID_BITS + 11,
+        )
         assert size == 6 and burst == Burst.INCR and address % LINE == 0
         return address, name, length + 1
 
@@ -409,6 +423,9 @@ class Ring:
     submission_log2: int = 11
     result_log2: int = 11
     first_pass: int = 7
+    weight: int = 0
+    coalesce: int = 0
+    coalesce_cycles: int = 0
     posted: int = 0
     taken: int = 0
 
@@ -419,17 +436,27 @@ class Ring:
             "LIMIT": self.limit,
             "SQ_BASE": self.submission_base,
             "CQ_BASE": self.result_base,
-            "MSIX_ADDRESS": 0xFEE0_0000_0000 + self.queue,
         }.items():
             values |= {f"{name}_LO": value & 0xFFFFFFFF, f"{name}_HI": value >> 32}
         return values | {
             "SLOTS": self.submission_log2 | self.result_log2 << 8,
-            "MSIX_DATA": 0x40 + self.queue,
+            "VECTOR": self.queue,
+            "WEIGHT": self.weight,
+            "COALESCE": self.coalesce,
+            "COALESCE_CYCLES": self.coalesce_cycles,
         }
+
+    async def set_up_vector(self, ctx: Any, masked: int = 0) -> None:
+        entry = {"ADDRESS_LO": self.queue, "ADDRESS_HI": 0xFEE0, "DATA": 0x40 + self.queue, "MASK": masked}
+        for name, value in entry.items():
+            await self.mmio.write(ctx, vector_offset(self.queue, name), value)
+        await self.mmio.write(ctx, global_offset("MSIX"), 1)
 
     async def set_up(self, ctx: Any, *, interrupt: bool = False, enable: bool = True) -> None:
         for name, value in self.registers().items():
             await self.mmio.write(ctx, queue_offset(self.queue, name), value)
+        if interrupt:
+            await self.set_up_vector(ctx)
         if enable:
             await self.control(ctx, enable=True, interrupt=interrupt)
             assert await self.get(ctx, "QSTATUS") & 1, "the device refused to enable the queue"

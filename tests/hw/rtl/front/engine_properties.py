@@ -195,6 +195,7 @@ class Properties:
             "COMMAND": [dut.control.command.valid, here == dut.control.command.payload.queue],
             "INSPECT": [dut.slot.valid, ~dut.fetched.valid, here == oldest_flight],
             "INTERRUPT": [~dut.msix.valid],
+            "EXPIRE": [],
             "ISSUE": [~dut._in_flight.all(), ~dut.slot_request.valid, Array(dut.control.enabled)[here]],
         }
         words = Array(Value.cast(word) for word in self.words)

@@ -74,7 +74,7 @@ def channel_port_properties(source: ModuleType) -> tuple[Module, list[Any]]:
         data_lead.eq(data_lead + data - gone.any()),
     ]
     with m.If(address):
-        m.d.sync += owner.eq(axi.awid[2:])
+        m.d.sync += owner.eq(axi.awid[4:])
     m.d.comb += [
         Assert(address_lead == dut._address_taken),
         Assert(data_lead == dut._data_taken),
@@ -84,7 +84,7 @@ def channel_port_properties(source: ModuleType) -> tuple[Module, list[Any]]:
     # Data that trails its address is that of the requester whose address it was.
     words = Array(w.line.payload.data[:4] for w in dut.writes)
     with m.If(dut._address_taken):
-        m.d.comb += [Assert(axi.wvalid), Assert(axi.awid[2:] == owner), Assert(axi.wdata[:4] == words[owner])]
+        m.d.comb += [Assert(axi.wvalid), Assert(axi.awid[4:] == owner), Assert(axi.wdata[:4] == words[owner])]
     return m, free_inputs(dut)
 
 

@@ -7,7 +7,7 @@ line 0 of a submission slot or writes anything but a completion line, and if an 
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
@@ -451,6 +451,34 @@ def test_queues_take_turns(bench: DeviceBench) -> None:
     # From the first of the second queue to the last of the first: never more than two of one in a row.
     assert len(both) > 8
     assert all(len(set(both[i : i + 3])) == 2 for i in range(len(both) - 2)), order
+
+
+@pytest.mark.parametrize("weights", [(3, 1), (1, 4), (2, 3), (0, 0)])
+def test_a_turn_is_as_long_as_the_weight_of_its_queue(bench: DeviceBench, weights: tuple[int, int]) -> None:
+    """While both have descriptors, each is served its weight, then the other."""
+    rings = [bench.queue(q, depth=16, weight=weight) for q, weight in enumerate(weights)]
+    bench.core.paused = True
+
+    async def host(ctx: Any) -> None:
+        for ring in rings:
+            await ring.set_up(ctx)
+            for number in range(16):
+                ring.post(numbered(number))
+        for ring in rings:
+            await ring.ring(ctx)
+        await idle(ctx, 50)
+        bench.core.paused = False
+        for ring in rings:
+            await ring.wait(ctx, 15, 2000)
+
+    bench.go(host)
+    order = [seen.queue for seen in bench.core.seen]
+    assert sorted(order) == [0] * 16 + [1] * 16
+    runs = [(queue, len(list(run))) for queue, run in groupby(order)]
+    # Not the first turns, while the other queue had not been rung yet, nor what is left when one has ended.
+    middle = runs[2 : next(i for i in range(len(runs)) if runs[i][0] == runs[-1][0] and i >= len(runs) - 3)]
+    assert len(middle) >= 3, runs
+    assert all(length == max(1, weights[queue]) for queue, length in middle), runs
 
 
 @pytest.mark.parametrize(("latency", "per_descriptor"), [(1, 12), (60, 22)])

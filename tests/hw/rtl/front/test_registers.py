@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,14 +18,20 @@ from plora.hw.defs.registers import (
     GLOBAL,
     ID_VALUE,
     INTERFACE_VERSION,
+    PENDING_BASE,
     QUEUE,
     QUEUE_BASE,
     QUEUE_STRIDE,
     RESET_CHAIN_TIMEOUT,
     RESET_POLL_INTERVAL,
+    RESET_SHARE,
+    RESET_WATCHDOG,
+    VECTOR,
+    VECTOR_BASE,
     Access,
     global_offset,
     queue_offset,
+    vector_offset,
 )
 from plora.hw.rtl.front.queue_engine import QueueEngine
 from plora.hw.rtl.front.records import CONFIG_REGISTERS, LIVE_REGISTERS
@@ -97,6 +104,8 @@ def test_values_after_reset(bench: RegisterBench) -> None:
         "BUFFERS": 13 | 12 << 8 | 14 << 16,
         "CHAIN_TIMEOUT": RESET_CHAIN_TIMEOUT,
         "POLL_INTERVAL": RESET_POLL_INTERVAL,
+        "WATCHDOG": RESET_WATCHDOG,
+        "SHARE": RESET_SHARE,
     }
 
     async def host(ctx: Any) -> None:
@@ -107,8 +116,72 @@ def test_values_after_reset(bench: RegisterBench) -> None:
         for queue in range(CONFIG.queues):
             for register in QUEUE:
                 assert await bench.get(ctx, queue, register.name) == 0, (queue, register.name)
+            for register in VECTOR:
+                shown = await bench.mmio.read(ctx, vector_offset(queue, register.name))
+                assert shown == (register.name == "MASK"), (queue, register.name)
+        assert await bench.mmio.read(ctx, PENDING_BASE) == 0
 
     bench.run(host)
+
+
+def test_each_register_of_the_vector_table_keeps_its_own_value(bench: RegisterBench) -> None:
+    rng = random.Random(2)
+    values = {
+        vector_offset(vector, register.name): rng.getrandbits(1 if register.name == "MASK" else 32)
+        for vector in range(CONFIG.queues)
+        for register in VECTOR
+    }
+    absent = [vector_offset(CONFIG.queues, "DATA"), VECTOR_BASE - 4, PENDING_BASE - 4, PENDING_BASE + 4]
+
+    async def host(ctx: Any) -> None:
+        for offset, value in values.items():
+            await bench.mmio.write(ctx, offset, value)
+        for offset in absent:
+            await bench.mmio.write(ctx, offset, 0xFFFF_FFFF)
+            assert await bench.mmio.read(ctx, offset) == 0
+        for offset, value in values.items():
+            assert await bench.mmio.read(ctx, offset) == value, hex(offset)
+
+    bench.run(host)
+
+
+def test_global_settings_are_read_back(bench: RegisterBench) -> None:
+    settings = {"CHAIN_TIMEOUT": 123, "POLL_INTERVAL": 9, "WATCHDOG": 77, "SHARE": 0x0007_0123, "MSIX": 2}
+
+    async def host(ctx: Any) -> None:
+        for name, value in settings.items():
+            await bench.mmio.write(ctx, global_offset(name), value)
+        for name, value in settings.items():
+            assert await bench.mmio.global_(ctx, name) == value, name
+        await bench.mmio.write(ctx, global_offset("MSIX"), 0xFFFF_FFFD)
+        assert await bench.mmio.global_(ctx, "MSIX") == 1
+
+    bench.run(host)
+
+
+@pytest.mark.parametrize("period", [0, 1, 5, 40])
+def test_the_watchdog_ticks_once_a_period(bench: RegisterBench, period: int) -> None:
+    ticks: list[int] = []
+
+    async def listen(ctx: Any) -> None:
+        cycle = 0
+        while True:
+            _, _, tick = await ctx.tick().sample(bench.registers.tick)
+            cycle += 1
+            if tick:
+                ticks.append(cycle)
+
+    async def host(ctx: Any) -> None:
+        await bench.mmio.write(ctx, global_offset("WATCHDOG"), period)
+        ticks.clear()
+        await ctx.tick().repeat(201)
+
+    bench.run(host, background=[listen])
+    if period:
+        assert {b - a for a, b in pairwise(ticks)} == {period}
+        assert len(ticks) >= 200 // period - 1
+    else:
+        assert not ticks
 
 
 def test_each_configuration_register_keeps_its_own_value_and_none_changes_while_enabled(bench: RegisterBench) -> None:
@@ -190,8 +263,8 @@ def test_partial_writes_are_refused_and_change_nothing(bench: RegisterBench, str
 def test_address_and_data_come_in_any_order(bench: RegisterBench, skew: int) -> None:
     async def host(ctx: Any) -> None:
         for value in (5, 0x8000_0001):
-            assert await bench.mmio.write_answer(ctx, queue_offset(1, "MSIX_DATA"), value, skew=skew) == Resp.OKAY
-            assert await bench.get(ctx, 1, "MSIX_DATA") == value
+            assert await bench.mmio.write_answer(ctx, queue_offset(1, "COALESCE_CYCLES"), value, skew=skew) == Resp.OKAY
+            assert await bench.get(ctx, 1, "COALESCE_CYCLES") == value
 
     bench.run(host)
 
@@ -199,10 +272,10 @@ def test_address_and_data_come_in_any_order(bench: RegisterBench, skew: int) -> 
 def test_reads_and_writes_go_on_at_the_same_time(bench: RegisterBench) -> None:
     async def writes(ctx: Any) -> None:
         for value in range(20):
-            await bench.put(ctx, 0, "MSIX_DATA", value)
+            await bench.put(ctx, 0, "COALESCE_CYCLES", value)
 
     async def reads(ctx: Any) -> None:
-        seen = [await bench.get(ctx, 0, "MSIX_DATA") for _ in range(20)]
+        seen = [await bench.get(ctx, 0, "COALESCE_CYCLES") for _ in range(20)]
         assert seen == sorted(seen) and len(set(seen)) > 3
 
     bench.run(writes, reads)
