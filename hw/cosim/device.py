@@ -258,7 +258,7 @@ class RtlDevice:
         self._library.ndp_add_silence(self._alive(), address, address + size_bytes, late_cycles)
 
     def allow(self, windows: Sequence[AllowedWindow]) -> None:
-        """From now on an access of the device outside ``windows`` is a fault; none given: outside memory."""
+        """From now on an access of the device outside ``windows`` is a fault; none given: all may be touched."""
         raw = (Window * len(windows))(
             *(Window(w.first, w.end, sum(1 << r for r in w.requesters), w.reads, w.writes) for w in windows)
         )

@@ -52,6 +52,7 @@ _REGISTER_CONSTANTS = {
     "VECTOR_STRIDE": registers.VECTOR_STRIDE,
     "PENDING_BASE": registers.PENDING_BASE,
     "RESET_CHAIN_TIMEOUT": registers.RESET_CHAIN_TIMEOUT,
+    "RESET_CHAIN_LIMIT": registers.RESET_CHAIN_LIMIT,
     "RESET_POLL_INTERVAL": registers.RESET_POLL_INTERVAL,
     "RESET_WATCHDOG": registers.RESET_WATCHDOG,
     "RESET_SHARE": registers.RESET_SHARE,
@@ -334,9 +335,13 @@ def markdown() -> str:
                 ((f"{r.offset:#05x}", f"`{r.name}`", r.access, r.doc) for r in registers.GLOBAL),
             ),
             "",
-            f"After reset `CHAIN_TIMEOUT` is {registers.RESET_CHAIN_TIMEOUT} and `POLL_INTERVAL`"
-            f" {registers.RESET_POLL_INTERVAL}, `WATCHDOG` {registers.RESET_WATCHDOG} and `SHARE`"
-            f" {registers.RESET_SHARE}.",
+            "After reset "
+            + ", ".join(
+                f"`{name.removeprefix('RESET_')}` is {value}"
+                for name, value in _REGISTER_CONSTANTS.items()
+                if name.startswith("RESET_")
+            )
+            + ".",
             "",
             f"Of queue q, from {registers.QUEUE_BASE:#x} + q * {registers.QUEUE_STRIDE:#x}:",
             "",

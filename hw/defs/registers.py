@@ -28,6 +28,8 @@ PENDING_BASE = 0xC000
 
 RESET_CHAIN_TIMEOUT = 1 << 20
 """CHAIN_TIMEOUT after reset: a millisecond at 1 GHz."""
+RESET_CHAIN_LIMIT = 4096
+"""CHAIN_LIMIT after reset: a chain that fills the longest ring."""
 RESET_POLL_INTERVAL = 64
 """POLL_INTERVAL after reset, about one access to memory."""
 RESET_WATCHDOG = 1 << 20
@@ -93,6 +95,12 @@ GLOBAL: tuple[Register, ...] = (
         0x028,
         Access.RW,
         "bit 0 enable, bit 1 mask all vectors; a vector that is masked, or not enabled, stays pending",
+    ),
+    Register(
+        "CHAIN_LIMIT",
+        0x02C,
+        Access.RW,
+        "bits 15:0: descriptors after which a chain is closed, since other queues wait for its end; 0: no bound",
     ),
     Register("CYCLES_LO", 0x040, Access.RO, "clock cycles since the counters were cleared, low half"),
     Register("CYCLES_HI", 0x044, Access.RO, "high half, as it was when CYCLES_LO was read last"),

@@ -16,6 +16,7 @@ from plora.hw.defs.registers import (
     QUEUE,
     QUEUE_BASE,
     QUEUE_STRIDE,
+    RESET_CHAIN_LIMIT,
     RESET_CHAIN_TIMEOUT,
     RESET_POLL_INTERVAL,
     RESET_SHARE,
@@ -126,6 +127,7 @@ class FunctionalDevice:
         self._globals = {
             "CHAIN_TIMEOUT": RESET_CHAIN_TIMEOUT,
             "POLL_INTERVAL": RESET_POLL_INTERVAL,
+            "CHAIN_LIMIT": RESET_CHAIN_LIMIT,
             "WATCHDOG": RESET_WATCHDOG,
             "SHARE": RESET_SHARE,
         }
@@ -133,6 +135,7 @@ class FunctionalDevice:
         self._cycles = 0
         self._chain_queue: int | None = None
         self._chain_deadline = 0
+        self._chain_length = 0
         self._next_queue = 0
         self._posted = PostedWrites(self._host_write, self._apply_mmio, reorder_seed)
 
@@ -252,7 +255,7 @@ class FunctionalDevice:
         else:
             register = _GLOBAL_BY_OFFSET.get(offset)
             if register is not None and register.name in self._globals:
-                self._globals[register.name] = value
+                self._globals[register.name] = value & _COUNT_MASK if register.name == "CHAIN_LIMIT" else value
 
     def _shift_time(self) -> None:
         self._chain_deadline -= self._cycles
@@ -349,7 +352,11 @@ class FunctionalDevice:
     def _follow_chain(self, index: int, d: Descriptor, *, faulty: bool) -> None:
         """An open chain keeps the core for its queue; a closed one is counted out to its end."""
         self._queues[index].fault = Status.CHAIN_ABORTED if faulty and d.chain else Status.OK
-        if d.chain and not faulty:
+        self._chain_length = (self._chain_length if self._chain_queue == index else 0) + 1
+        if d.chain and not faulty and self._chain_length == self._globals["CHAIN_LIMIT"]:
+            self._queues[index].fault = Status.CHAIN_BROKEN
+            self._chain_queue = None
+        elif d.chain and not faulty:
             self._chain_queue = index
             self._chain_deadline = self._cycles + self._globals["CHAIN_TIMEOUT"]
         else:

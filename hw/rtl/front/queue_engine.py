@@ -112,7 +112,8 @@ class QueueEngine(wiring.Component):
 
     **Chains.** While a descriptor with the chain bit has no successor yet, only its queue is looked
     at. If the successor is not there CHAIN_TIMEOUT cycles after the core could take it, one more look is
-    made; if that fails, or cannot be made because the ring has no room, the chain is closed. The
+    made; if that fails, or cannot be made because the ring has no room, the chain is closed. It is closed as well
+    when it has CHAIN_LIMIT descriptors, or an endless chain would keep others waiting for ever. The
     members that still come are handed over as not to be executed, the first with CHAIN_BROKEN, the others
     with CHAIN_ABORTED, and other queues are served in between.
 
@@ -213,8 +214,9 @@ class QueueEngine(wiring.Component):
         self._in_write = Signal(WRITERS)
         self._acked, self._ack_errors = Signal(WRITERS), Signal(WRITERS)
         self._write_head, self._write_tail = Signal(range(WRITERS)), Signal(range(WRITERS))
-        # The open chain.
+        # The open chain, and how many descriptors it has so far.
         self._chain_open, self._chain_queue = Signal(), Signal(index)
+        self._chain_length = Signal(COUNT_BITS)
         # Expired implies open: it asks for the last look at the chain's queue.
         self._chain_age, self._chain_expired = Signal(REGISTER_BITS), Signal()
         self._work = Signal(COUNT_BITS)
@@ -501,10 +503,13 @@ class QueueEngine(wiring.Component):
         with m.Else():
             chained = Signal(name="chained")
             faulty = Signal(name="faulty")
+            length, too_long = Signal(COUNT_BITS, name="length"), Signal(name="too_long")
             verdict = Signal(Status, name="verdict")
             m.d.comb += [
                 chained.eq(slot.descriptor.chain & ~slot.error),
                 faulty.eq((now.fault != Fault.NONE) & ~slot.error),
+                length.eq(Mux(self._chain_open, self._chain_length, 0) + 1),
+                too_long.eq(chained & ~faulty & (length == self.control.chain_limit)),
                 verdict.eq(
                     Mux(
                         slot.error,
@@ -519,7 +524,9 @@ class QueueEngine(wiring.Component):
                 self._state_write.en.eq(1),
                 after.fetched.eq(now.fetched + 1),
                 after.under_way.eq(now.under_way + 1),
-                after.fault.eq(Mux(faulty & chained, Fault.ABORTED, Fault.NONE)),
+                after.fault.eq(
+                    Mux(too_long, Fault.BROKEN, Mux(faulty & chained, Fault.ABORTED, Fault.NONE)),
+                ),
                 after.result_slot.eq(
                     Mux(
                         self._is_last(flight.index),
@@ -533,7 +540,8 @@ class QueueEngine(wiring.Component):
                 self._work.eq(self._work + 1),
                 self._runs.bit_select(here, 1).eq(1),
                 self._backoff[here].eq(0),
-                self._chain_open.eq(chained & ~faulty),
+                self._chain_open.eq(chained & ~faulty & ~too_long),
+                self._chain_length.eq(length),
                 self._chain_queue.eq(here),
                 self._chain_age.eq(0),
                 self._chain_expired.eq(0),

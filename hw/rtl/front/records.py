@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.queue import MAX_DEPTH, PASS_BITS
-from plora.hw.defs.registers import QUEUE, RESET_CHAIN_TIMEOUT, RESET_POLL_INTERVAL, Access, Register
+from plora.hw.defs.registers import QUEUE, RESET_CHAIN_LIMIT, RESET_CHAIN_TIMEOUT, RESET_POLL_INTERVAL, Access, Register
 from plora.hw.rtl.front.axi import msix_layout
 from plora.hw.rtl.interfaces import word_address_bits
 
@@ -143,7 +143,7 @@ class QueueControl(wiring.Signature):
         doorbell, doorbell_queue: a doorbell was rung.
         enabled: by queue.
         interrupt_enable: by queue.
-        chain_timeout, poll_interval: values of those registers.
+        chain_limit, chain_timeout, poll_interval: values of those registers.
         descriptor_done, descriptor_failed: pulses, to be counted.
         busy: some queue has work under way.
     """
@@ -166,6 +166,7 @@ class QueueControl(wiring.Signature):
                 "doorbell_queue": Out(index),
                 "enabled": In(config.queues),
                 "interrupt_enable": Out(config.queues),
+                "chain_limit": Out(COUNT_BITS, init=RESET_CHAIN_LIMIT),
                 "chain_timeout": Out(REGISTER_BITS, init=RESET_CHAIN_TIMEOUT),
                 "poll_interval": Out(REGISTER_BITS, init=RESET_POLL_INTERVAL),
                 "descriptor_done": In(1),

@@ -252,6 +252,8 @@ class RegisterFile(wiring.Component):
                 m.d.sync += self.queues.chain_timeout.eq(value)
             with m.Case(global_offset("POLL_INTERVAL")):
                 m.d.sync += self.queues.poll_interval.eq(value)
+            with m.Case(global_offset("CHAIN_LIMIT")):
+                m.d.sync += self.queues.chain_limit.eq(value)
             with m.Case(global_offset("WATCHDOG")):
                 m.d.sync += self._watchdog.eq(value)
             with m.Case(global_offset("SHARE")):
@@ -338,6 +340,7 @@ class RegisterFile(wiring.Component):
             "STATUS": self.queues.busy | ~self.core_idle,
             "CHAIN_TIMEOUT": self.queues.chain_timeout,
             "POLL_INTERVAL": self.queues.poll_interval,
+            "CHAIN_LIMIT": self.queues.chain_limit,
             "WATCHDOG": self._watchdog,
             "SHARE": self.share.as_value(),
             "MSIX": self._message_control,

@@ -313,6 +313,16 @@ def test_completions_are_gathered_by_count_and_time_and_forgotten_when_taken(hos
     assert len(host.device.messages) == 2
 
 
+def test_an_endless_chain_is_closed_at_its_limit(host: RawHost) -> None:
+    host.device.mmio_write(global_offset("CHAIN_LIMIT"), 2)
+    host.enable()
+    for number in range(4):
+        host.submit(number, replace(gemm(8, 40, 1), chain=int(number < 3)), random(0, 1, 40))
+    host.device.wait(1)
+    expected = [Status.OK, Status.OK, Status.CHAIN_BROKEN, Status.CHAIN_ABORTED]
+    assert [host.status(index) for index in range(4)] == expected
+
+
 def test_enabling_again_starts_over(host: RawHost) -> None:
     host.enable()
     host.submit(0, gemm(8, 40, 1), random(0, 1, 40))

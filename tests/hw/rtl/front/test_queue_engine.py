@@ -639,6 +639,30 @@ def test_a_chain_without_room_in_its_ring_does_not_block_others(bench: DeviceBen
     assert [seen.verdict for seen in bench.core.seen] == [0, 0, 0, Status.CHAIN_BROKEN]
 
 
+def test_an_endless_chain_is_closed_at_its_limit_and_others_are_served(bench: DeviceBench) -> None:
+    chained, other = bench.queue(0, depth=16), bench.queue(1)
+    limit = 5
+
+    async def host(ctx: Any) -> None:
+        await set_global(bench, ctx, "CHAIN_LIMIT", limit)
+        for ring in (chained, other):
+            await ring.set_up(ctx)
+        for number in range(12):
+            chained.post(numbered(number, chain=int(number != 9)))
+        other.post(numbered(100))
+        await chained.ring(ctx)
+        await other.ring(ctx)
+        await chained.wait(ctx, 11, 1000)
+        await other.wait(ctx, 0, 1000)
+
+    bench.go(host)
+    verdicts = [Status(seen.verdict).name for seen in bench.core.seen if seen.queue == 0]
+    # Five run, the sixth is refused, the rest is dropped to the end of the chain; then a new one begins.
+    assert verdicts == ["OK"] * 5 + ["CHAIN_BROKEN"] + ["CHAIN_ABORTED"] * 4 + ["OK"] * 2
+    order = numbers(bench.core)
+    assert order.index(100) < order.index(9)
+
+
 def test_a_busy_core_does_not_use_up_the_time_of_a_chain(bench: DeviceBench) -> None:
     ring = bench.queue(depth=8)
     bench.core.capacity, bench.core.paused = 2, True

@@ -22,6 +22,7 @@ from plora.hw.defs.registers import (
     QUEUE,
     QUEUE_BASE,
     QUEUE_STRIDE,
+    RESET_CHAIN_LIMIT,
     RESET_CHAIN_TIMEOUT,
     RESET_POLL_INTERVAL,
     RESET_SHARE,
@@ -104,6 +105,7 @@ def test_values_after_reset(bench: RegisterBench) -> None:
         "BUFFERS": 13 | 12 << 8 | 14 << 16,
         "CHAIN_TIMEOUT": RESET_CHAIN_TIMEOUT,
         "POLL_INTERVAL": RESET_POLL_INTERVAL,
+        "CHAIN_LIMIT": RESET_CHAIN_LIMIT,
         "WATCHDOG": RESET_WATCHDOG,
         "SHARE": RESET_SHARE,
     }
@@ -146,7 +148,14 @@ def test_each_register_of_the_vector_table_keeps_its_own_value(bench: RegisterBe
 
 
 def test_global_settings_are_read_back(bench: RegisterBench) -> None:
-    settings = {"CHAIN_TIMEOUT": 123, "POLL_INTERVAL": 9, "WATCHDOG": 77, "SHARE": 0x0007_0123, "MSIX": 2}
+    settings = {
+        "CHAIN_TIMEOUT": 123,
+        "POLL_INTERVAL": 9,
+        "CHAIN_LIMIT": 300,
+        "WATCHDOG": 77,
+        "SHARE": 0x0007_0123,
+        "MSIX": 2,
+    }
 
     async def host(ctx: Any) -> None:
         for name, value in settings.items():
