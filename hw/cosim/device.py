@@ -19,7 +19,7 @@ import numpy.typing as npt
 from plora.hw.build.device import device_library
 from plora.hw.build.verilator import build_library
 from plora.hw.build.verilog import TOP
-from plora.hw.cosim.library import Counters, Settings, Window, open_library
+from plora.hw.cosim.library import Counters, Events, Settings, Window, open_library
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.ports import Resp
@@ -76,6 +76,10 @@ class AllowedWindow(NamedTuple):
     """0 core, 1 host, 2 queues: bits 5:4 of a transaction id."""
     reads: bool = True
     writes: bool = True
+
+
+def _mask(requesters: Sequence[int]) -> int:
+    return sum(1 << requester for requester in requesters)
 
 
 class RtlDevice:
@@ -252,15 +256,19 @@ class RtlDevice:
         self._check_range(address, size_bytes)
         self._library.ndp_add_error_range(self._alive(), address, address + size_bytes)
 
-    def silence(self, address: int, size_bytes: int, late_cycles: int = 0) -> None:
-        """From now on leave the device's accesses to these bytes unanswered, or answer them so many cycles later."""
+    def silence(self, address: int, size_bytes: int, requesters: Sequence[int], late_cycles: int = 0) -> None:
+        """From now on leave accesses to these bytes unanswered, or answer them so many cycles later.
+
+        ``requesters``: whose accesses, as in `AllowedWindow`.
+        """
         self._check_range(address, size_bytes)
-        self._library.ndp_add_silence(self._alive(), address, address + size_bytes, late_cycles)
+        mask = _mask(requesters)
+        self._library.ndp_add_silence(self._alive(), address, address + size_bytes, mask, late_cycles)
 
     def allow(self, windows: Sequence[AllowedWindow]) -> None:
         """From now on an access of the device outside ``windows`` is a fault; none given: all may be touched."""
         raw = (Window * len(windows))(
-            *(Window(w.first, w.end, sum(1 << r for r in w.requesters), w.reads, w.writes) for w in windows)
+            *(Window(w.first, w.end, _mask(w.requesters), w.reads, w.writes) for w in windows)
         )
         self._library.ndp_set_windows(self._alive(), raw, len(windows))
 
@@ -303,6 +311,17 @@ class RtlDevice:
             self._library.ndp_counters(self._alive(), channel, ctypes.byref(raw))
             result.append(ChannelCounters(*(getattr(raw, name) for name in ChannelCounters._fields)))
         return result
+
+    def clear_events(self) -> None:
+        """Forget what `events` says."""
+        self._library.ndp_clear_events(self._alive())
+
+    @property
+    def events(self) -> Events:
+        """Cycles of the first and last accesses at the memory ports since they were cleared, by requester."""
+        events = Events()
+        self._library.ndp_events(self._alive(), ctypes.byref(events))
+        return events
 
     def close(self) -> None:
         """End the simulation and close its wave file. Also done by ``with`` and by garbage collection."""

@@ -35,6 +35,18 @@ class Counters(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("read_bursts", "read_beats", "write_bursts", "write_beats"))
 
 
+_BY_REQUESTER = ctypes.c_uint64 * 3
+
+
+class Events(ctypes.Structure):
+    """Mirrors `Events` in `cpp/common.h`: cycles, by requester (core, host, queues)."""
+
+    _fields_ = tuple(
+        (name, _BY_REQUESTER)
+        for name in ("first_read_address", "first_read_beat", "last_read_beat", "last_write_committed")
+    )
+
+
 class Window(ctypes.Structure):
     """Mirrors `Window` in `cpp/common.h`."""
 
@@ -99,7 +111,9 @@ def open_library(path: Path) -> ctypes.CDLL:
         "ndp_interrupt": (None, [self_t, u64, ctypes.POINTER(u64), ctypes.POINTER(u64), ctypes.POINTER(u32)]),
         "ndp_counters": (None, [self_t, ctypes.c_int, ctypes.POINTER(Counters)]),
         "ndp_add_error_range": (None, [self_t, u64, u64]),
-        "ndp_add_silence": (None, [self_t, u64, u64, u32]),
+        "ndp_add_silence": (None, [self_t, u64, u64, u32, u32]),
+        "ndp_events": (None, [self_t, ctypes.POINTER(Events)]),
+        "ndp_clear_events": (None, [self_t]),
         "ndp_clear_errors": (None, [self_t]),
         "ndp_set_windows": (None, [self_t, ctypes.POINTER(Window), u64]),
         "ndp_drive_rings": (ctypes.c_int, [self_t, ctypes.POINTER(Ring), u64, ctypes.POINTER(Poke), u64, u64]),

@@ -97,6 +97,7 @@ class FunctionalDevice:
         reorder_seed: None, or the seed with which posted writes are delayed and shuffled until a fence.
         fill: value of memory bytes that were never written.
         attention, bf16: the device has a softmax unit, and takes BF16 (`plora.hw.defs.legality.check`).
+        memory: memory of ``memory_bytes`` to be used, whatever ``fill`` says.
 
     Raises:
         UserError: ``memory_bytes`` is not a multiple of the stripe size or more than can be addressed.
@@ -111,6 +112,7 @@ class FunctionalDevice:
         fill: int = 0,
         attention: bool = False,
         bf16: bool = False,
+        memory: SparseMemory | None = None,
     ) -> None:
         limit = 1 << config.dpa_bits
         size = limit if memory_bytes is None else memory_bytes
@@ -120,7 +122,7 @@ class FunctionalDevice:
                 f" {limit}"
             )
         self.config = config
-        self.memory = SparseMemory(size, fill)
+        self.memory = SparseMemory(size, fill) if memory is None else memory
         self._messages = MessageTable(config.queues)
         self._core = FunctionalCore(config, self.memory, attention=attention, bf16=bf16)
         self._queues = [_Queue() for _ in range(config.queues)]

@@ -22,6 +22,7 @@ VERBS = {
     "predict": "plora.sw.cli.predict",
     "calibrate": "plora.sw.cli.calibrate",
     "defs": "plora.sw.cli.defs",
+    "device": "plora.sw.cli.device",
     "synth": "plora.sw.cli.synth",
     "doctor": "plora.sw.cli.doctor",
 }

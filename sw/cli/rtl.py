@@ -9,8 +9,9 @@ import time
 from plora.hw.defs.config import PRESETS, NdpConfig, preset
 from plora.sw.cli import rtl_exec
 from plora.sw.cli.command import CommandParser, Result, say
+from plora.sw.cli.predict import table
 
-SUMMARY = "emit the device's Verilog, build its simulation, or run descriptors on it"
+SUMMARY = "emit the device's Verilog, build its simulation, run descriptors on it, or measure their overhead"
 
 
 def configure(parser: CommandParser) -> None:
@@ -20,10 +21,11 @@ def configure(parser: CommandParser) -> None:
             "emit": "write the Verilog of a preset, the same bytes every time (--out DIR gets ndp_device.v)",
             "build": "compile the simulation of a preset with Verilator, unless that was done before",
             "exec": rtl_exec.SUMMARY,
+            "overhead": "measure what a descriptor costs beside its work: cycles, and bytes on the link",
         }
     )
     rtl_exec.configure(actions["exec"])
-    for name in ("emit", "build"):
+    for name in ("emit", "build", "overhead"):
         actions[name].add_argument("--preset", default="small", help=f"{', '.join(PRESETS)} (default: small)")
     actions["build"].add_argument(
         "--trace", choices=("vcd", "fst"), default=None, help="compile waves in (default: none)"
@@ -35,7 +37,42 @@ def run(args: argparse.Namespace) -> Result:
     if args.action == "exec":
         return rtl_exec.run(args)
     config = preset(args.preset)
+    if args.action == "overhead":
+        return _overhead(config)
     return _emit(config) if args.action == "emit" else _build(config, args.trace)
+
+
+def _overhead(config: NdpConfig) -> Result:
+    from plora.sw.overhead_run import LATENCIES, as_dict, measure_overhead
+
+    say(f"measuring on the {config.name} RTL (the first time it is built, which takes a while)")
+    found = measure_overhead(config)
+    purposes = [name for name, value in found[0].link_bytes.items() if name != "load_bytes"]
+    shapes = [f"{one.device_rows} x {one.device_columns}, B {one.gpu_rows}" for one in found]
+    cycles = table(
+        ("shape", "doorbell to first word", "to last word", "to completion", "of these after the result"),
+        [
+            (
+                shape,
+                f"{one.times.doorbell_to_first_word} ({one.read_latencies_before:g} reads)",
+                str(one.times.first_to_last_word),
+                f"{one.times.last_word_to_completion} ({one.write_latencies_after:g} writes)",
+                str(one.times.result_to_completion),
+            )
+            for shape, one in zip(shapes, found, strict=True)
+        ],
+    )
+    link = table(
+        ("shape", "completion by", *(name.removesuffix("_bytes") for name in purposes)),
+        [
+            (shape, how, *(f"{moved[name]:g}" for name in purposes))
+            for shape, one in zip(shapes, found, strict=True)
+            for how, moved in (("polling", one.link_bytes), ("interrupt", one.link_bytes_interrupt))
+        ],
+    )
+    read, write = LATENCIES[0]
+    text = f"cycles, memory latency {read} (read) and {write} (write)\n{cycles}\n\nlink bytes a descriptor\n{link}"
+    return Result(data=as_dict(config, found), text=text)
 
 
 def _emit(config: NdpConfig) -> Result:

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from plora.hw.cosim.device import AccessError, RtlDevice
+from plora.hw.cosim.device import AccessError, ResponseOrder, RtlDevice
 from plora.hw.defs.config import preset
 from plora.hw.defs.descriptor import Descriptor, Op
 from plora.hw.defs.packing import pack_geometry
 from plora.hw.defs.queue import RESULT_OFFSET, operand_offset
 from plora.hw.defs.registers import global_offset, queue_offset
 from plora.hw.defs.status import Status
+from plora.hw.rtl.front.links import CORE, HOST, QUEUES
 from plora.sim.functional.layout import pack_operand
 from plora.sim.golden.numerics import golden_gemm
 from plora.sw.driver import DeviceError
@@ -83,7 +84,15 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    with RtlDevice(CONFIG, dram_bytes=1 << 20, stall=0.1, latency_jitter_cycles=10, seed=5) as device:
+    # In the order of requests, one late answer would keep everybody's waiting.
+    with RtlDevice(
+        CONFIG,
+        dram_bytes=1 << 20,
+        stall=0.1,
+        latency_jitter_cycles=10,
+        response_order=ResponseOrder.BURSTS,
+        seed=5,
+    ) as device:
         yield Bench(device)
 
 
@@ -97,7 +106,7 @@ def test_a_descriptor_whose_answer_is_lost_or_late_gets_memory_error(bench: Benc
         "one word of weights": (bench.weights + 256, 64),
         "result": (result + RESULT_OFFSET + 128, 64),
     }[what]
-    bench.device.silence(*place, late_cycles)
+    bench.device.silence(*place, [CORE], late_cycles)
     ticket = bench.submit()
     bench.session.queue.drain()
     assert ticket.status == Status.MEMORY_ERROR
@@ -109,7 +118,7 @@ def test_a_descriptor_whose_answer_is_lost_or_late_gets_memory_error(bench: Benc
 
 def test_a_lost_slot_read_uses_up_the_slot_and_the_queue_recovers_by_a_reset(bench: Bench) -> None:
     submission, _ = bench.slot()
-    bench.device.silence(submission, 64)
+    bench.device.silence(submission, 64, [QUEUES])
     bench.submit()
     # The completion echoes a descriptor that is not the one submitted: the driver says so.
     with pytest.raises(DeviceError, match="completed another descriptor"):
@@ -123,7 +132,7 @@ def test_a_lost_slot_read_uses_up_the_slot_and_the_queue_recovers_by_a_reset(ben
 
 def test_a_lost_acknowledgement_of_a_completion_line_is_counted_and_the_queue_recovers(bench: Bench) -> None:
     _, result = bench.slot()
-    bench.device.silence(result, 64)
+    bench.device.silence(result, 64, [QUEUES])
     bench.submit()
     with pytest.raises(DeviceError, match="no completion within"):
         bench.session.queue.drain()
@@ -136,7 +145,7 @@ def test_a_lost_acknowledgement_of_a_completion_line_is_counted_and_the_queue_re
 
 
 def test_a_lost_answer_to_the_host_is_an_error_response_not_a_hang(bench: Bench) -> None:
-    bench.device.silence(0xF0000, 128)
+    bench.device.silence(0xF0000, 128, [HOST])
     with pytest.raises(AccessError):
         bench.device.hdm_read(0xF0000, 128)
     bench.device.hdm_write(0xF0040, bytes(64))
@@ -150,7 +159,7 @@ def test_a_lost_answer_to_the_host_is_an_error_response_not_a_hang(bench: Bench)
 
 def test_other_queues_go_on_while_one_waits_for_a_lost_answer(bench: Bench) -> None:
     """The lost answer is the slot read of a queue: only its own requester of one channel is affected."""
-    bench.device.silence(bench.weights, 4096)
+    bench.device.silence(bench.weights, 4096, [CORE])
     ticket = bench.submit()
     before = bench.device.cycles
     data = bench.device.hdm_read(0x80000, 4096)
@@ -161,7 +170,7 @@ def test_other_queues_go_on_while_one_waits_for_a_lost_answer(bench: Bench) -> N
 
 def test_a_watchdog_that_is_off_waits_for_ever(bench: Bench) -> None:
     bench.session.driver.write_register(global_offset("WATCHDOG"), 0)
-    bench.device.silence(bench.weights, 4096)
+    bench.device.silence(bench.weights, 4096, [CORE])
     bench.submit()
     with pytest.raises(DeviceError, match="no completion within"):
         bench.session.queue.drain()

@@ -51,6 +51,8 @@ class AxiMemory {
           w_random_(salt(3)), b_random_(salt(4)) {}
 
     const Counters& counters() const { return counters_; }
+    const Events& events() const { return events_; }
+    void clear_events() { events_ = Events{}; }
 
     void reset() {
         reads_.clear();
@@ -87,7 +89,12 @@ class AxiMemory {
 
     // Looks at the settled port and moves on by one cycle.
     void sample(uint64_t cycle) {
-        if (r_valid_ && *pins_.rready) r_valid_ = false;
+        if (r_valid_ && *pins_.rready) {
+            r_valid_ = false;
+            const unsigned who = requester(r_id_);
+            if (!events_.first_read_beat[who]) events_.first_read_beat[who] = cycle;
+            events_.last_read_beat[who] = cycle;
+        }
         if (b_valid_ && *pins_.bready) b_valid_ = false;
         accept_read_address(cycle);
         accept_write_address(cycle);
@@ -125,13 +132,17 @@ class AxiMemory {
         return false;
     }
 
+    static unsigned requester(uint8_t id) { return std::min(id >> kRequesterShift & 3, 2); }
+
     // The silence that the burst falls into, or nullptr.
     const Silence* silence(const AddressPayload& a) const {
-        for (const Silence& one : rules_.silences)
+        for (const Silence& one : rules_.silences) {
+            if (!(one.requesters >> (a.id >> kRequesterShift) & 1)) continue;
             for (unsigned beat = 0; beat <= a.length; ++beat) {
                 const uint64_t address = dpa(a.address + beat * uint64_t{kLineBytes});
                 if (address + kLineBytes > one.first && address < one.end) return &one;
             }
+        }
         return nullptr;
     }
 
@@ -176,6 +187,8 @@ class AxiMemory {
         check_address("AR", a, waiting, cycle);
         if (faults_.any() || !ar_ready_) return;
         ++counters_.read_bursts;
+        uint64_t& first = events_.first_read_address[requester(a.id)];
+        if (!first) first = cycle;
         const Silence* silent = silence(a);
         if (silent && !silent->late_cycles) return;
         const uint64_t due = cycle + latency(settings_.read_latency_cycles, ar_random_);
@@ -294,6 +307,7 @@ class AxiMemory {
             if (tried == count) return;
         }
         commit(responses_[position]);
+        events_.last_write_committed[requester(b_id_)] = cycle;
         responses_.erase(responses_.begin() + static_cast<std::ptrdiff_t>(position));
         b_valid_ = true;
     }
@@ -341,6 +355,7 @@ class AxiMemory {
     const MemoryRules& rules_;
     Random ar_random_, r_random_, aw_random_, w_random_, b_random_;
     Counters counters_{};
+    Events events_{};
 
     std::deque<Read> reads_;
     std::deque<AddressPayload> write_addresses_;

@@ -103,9 +103,10 @@ struct Window {
     uint32_t reads, writes;
 };
 
-// A range of DPA whose accesses memory does not answer, or answers `late_cycles` later.
+// A range of DPA in which some requesters get no answers, or get them `late_cycles` later.
 struct Silence {
     uint64_t first, end;
+    uint32_t requesters;   // as in Window
     uint32_t late_cycles;  // 0: never
 };
 
@@ -114,6 +115,15 @@ struct MemoryRules {
     std::vector<std::pair<uint64_t, uint64_t>> errors;
     std::vector<Window> windows;  // none: everything that exists may be touched
     std::vector<Silence> silences;
+};
+
+
+// When things happened at the ports of memory, in cycles; 0: not since the events were cleared. By requester,
+// as in Window. Mirrored in library.py (class Events).
+struct Events {
+    uint64_t first_read_address[3];
+    uint64_t first_read_beat[3], last_read_beat[3];
+    uint64_t last_write_committed[3];
 };
 
 // Counted per memory channel since the last reset; mirrored in device.py (class _Counters).

@@ -239,6 +239,24 @@ class Harness {
     const std::string& fault() const { return faults_.text(); }
     const std::vector<Interrupt>& interrupts() const { return interrupts_; }
     const Counters& counters(int channel) const { return channels_[static_cast<size_t>(channel)]->counters(); }
+    // Of all channels together: the earliest first, the latest last.
+    Events events() const {
+        Events all{};
+        const auto earliest = [](uint64_t& to, uint64_t from) { if (from && (!to || from < to)) to = from; };
+        for (const auto& channel : channels_) {
+            const Events& one = channel->events();
+            for (unsigned who = 0; who < 3; ++who) {
+                earliest(all.first_read_address[who], one.first_read_address[who]);
+                earliest(all.first_read_beat[who], one.first_read_beat[who]);
+                all.last_read_beat[who] = std::max(all.last_read_beat[who], one.last_read_beat[who]);
+                all.last_write_committed[who] = std::max(all.last_write_committed[who], one.last_write_committed[who]);
+            }
+        }
+        return all;
+    }
+    void clear_events() {
+        for (auto& channel : channels_) channel->clear_events();
+    }
     HostPort& host() { return *host_; }
     uint32_t io_response() const { return io_->response(); }
     MemoryRules& rules() { return rules_; }
@@ -376,14 +394,16 @@ void ndp_counters(void* self, int channel, Counters* counters) {
 void ndp_add_error_range(void* self, uint64_t first, uint64_t end) {
     static_cast<Harness*>(self)->rules().errors.emplace_back(first, end);
 }
-// Accesses of the device to DPA in [first, end) are answered late_cycles later from now on; 0: never.
-void ndp_add_silence(void* self, uint64_t first, uint64_t end, uint32_t late_cycles) {
-    static_cast<Harness*>(self)->rules().silences.push_back({first, end, late_cycles});
+// Accesses of some requesters to DPA in [first, end) are answered late_cycles later from now on; 0: never.
+void ndp_add_silence(void* self, uint64_t first, uint64_t end, uint32_t requesters, uint32_t late_cycles) {
+    static_cast<Harness*>(self)->rules().silences.push_back({first, end, requesters, late_cycles});
 }
 void ndp_clear_errors(void* self) {
     static_cast<Harness*>(self)->rules().errors.clear();
     static_cast<Harness*>(self)->rules().silences.clear();
 }
+void ndp_events(void* self, Events* events) { *events = static_cast<Harness*>(self)->events(); }
+void ndp_clear_events(void* self) { static_cast<Harness*>(self)->clear_events(); }
 // From now on the device may touch only these ranges; none: all of memory.
 void ndp_set_windows(void* self, const Window* windows, uint64_t count) {
     static_cast<Harness*>(self)->rules().windows.assign(windows, windows + count);
