@@ -97,6 +97,7 @@ def serve_file(
 
 def _answer(device: FunctionalDevice, page: memoryview, idle_seconds: float) -> int:
     answered, last = 0, time.monotonic()
+    request: int
     while True:
         request, kind, offset, value = _MAILBOX.unpack_from(page, 0)
         if request == answered:

@@ -182,4 +182,37 @@ def unprovable(m: Module, free: Iterable[Any], folder: Path, *, depth: int = 1) 
     assert Model.of(m, free, folder).not_inductive(depth, first=True), "the proof does not notice the seeded bug"
 
 
-__all__ = ["Assert", "Assume", "free_inputs", "hold", "mutated", "prove", "refute", "unprovable"]
+Properties = Callable[[ModuleType], tuple[Module, list[Any]]]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Properties of a module, the cycles that induction looks back, and bugs that must not pass.
+
+    ``bugs`` maps a name to the text that is replaced and its replacement; each must be reachable
+    within ``search`` cycles of reset, or, where that is None, at least break the proof.
+    """
+
+    properties: Properties
+    module: ModuleType
+    bugs: dict[str, tuple[str, str]]
+    depth: int = 1
+    search: int | None = None
+    smaller: Properties | None = None
+    """A smaller case of the same, enough for the bugs."""
+
+    def prove(self, folder: Path) -> None:
+        """Fail unless the properties hold."""
+        # A copy, since properties may replace parts of the module.
+        prove(*self.properties(mutated(self.module, "from __future__", "from __future__")), folder, depth=self.depth)
+
+    def notices(self, bug: str, folder: Path) -> None:
+        """Fail unless ``bug`` is noticed."""
+        design = (self.smaller or self.properties)(mutated(self.module, *self.bugs[bug]))
+        if self.search is None:
+            unprovable(*design, folder, depth=self.depth)
+        else:
+            refute(*design, folder, depth=self.search)
+
+
+__all__ = ["Assert", "Assume", "Proof", "free_inputs", "hold", "mutated", "prove", "refute", "unprovable"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -14,8 +13,9 @@ from amaranth.hdl import Array, Cat, Module, Mux, Signal
 
 from plora.hw.defs.config import preset
 from plora.hw.defs.ports import ADDRESS_BITS, Burst
-from plora.hw.rtl.front import channel_port, host_port, queue_engine, round_robin
-from tests.hw.rtl.formal import Assert, Assume, free_inputs, hold, mutated, prove, refute, unprovable
+from plora.hw.rtl.front import access_watch, channel_port, host_port, queue_engine, round_robin
+from plora.hw.rtl.front.links import Debt
+from tests.hw.rtl.formal import Assert, Assume, Proof, free_inputs, hold
 from tests.hw.rtl.front.engine_properties import enable_properties, engine_properties
 
 CONFIG = replace(preset("tiny"), name="proof", channels=2, dpa_bits=16)
@@ -65,6 +65,12 @@ def channel_port_properties(source: ModuleType) -> tuple[Module, list[Any]]:
     hold(m, Assert, axi.awvalid, axi.awready, Cat(axi.awid, axi.awaddr, axi.awlen, axi.awsize, axi.awburst))
     hold(m, Assert, axi.wvalid, axi.wready, Cat(axi.wdata[:4], axi.wstrb[:4], axi.wlast))
 
+    # Nobody is given more than is owed to him.
+    for ports, watches in ((dut.reads, dut._read_watches), (dut.writes, dut._write_watches)):
+        for port, watch in zip(ports, watches, strict=True):
+            answer = port.response if hasattr(port, "response") else port.ack
+            with m.If(answer.valid):
+                m.d.comb += Assert(Array(watch._owed)[answer.payload.tag] != 0)
     # Accepted addresses, and accepted data, less the lines that requesters were told are gone.
     address_lead, data_lead, owner = Signal(2), Signal(2), Signal(2)
     gone = Cat(w.line.valid & w.line.ready for w in dut.writes)
@@ -85,6 +91,50 @@ def channel_port_properties(source: ModuleType) -> tuple[Module, list[Any]]:
     words = Array(w.line.payload.data[:4] for w in dut.writes)
     with m.If(dut._address_taken):
         m.d.comb += [Assert(axi.wvalid), Assert(axi.awid[4:] == owner), Assert(axi.wdata[:4] == words[owner])]
+    return m, free_inputs(dut)
+
+
+def watch_properties(source: ModuleType) -> tuple[Module, list[Any]]:
+    """Answers and errors together are as many as were owed; a silence ends within two periods; then nothing is owed."""
+    debt = Debt(2, 5)
+    m = Module()
+    m.submodules.dut = dut = source.AccessWatch(debt)
+    # What the channel port does with it.
+    m.d.comb += [
+        Assume(~dut.sent | (dut.held & dut.fits & ~dut.closed)),
+        Assume(~dut.held | (dut.fits & ~dut.closed)),
+        Assume(dut.words != 0),
+        Assume(~dut.answered | dut.known),
+        Assume(~dut.error_taken | dut.error),
+    ]
+    owed = [Signal(4, name=f"asked_less_given_{tag}") for tag in range(debt.tags)]
+    for tag, count in enumerate(owed):
+        more = Mux(dut.sent & (dut.tag == tag), dut.words, 0)
+        given = (dut.answered & (dut.answer_tag == tag)) | (dut.error_taken & (dut.error_tag == tag))
+        m.d.sync += count.eq(count + more - given)
+        m.d.comb += [Assert(count == dut._owed[tag]), Assert(count <= debt.most)]
+    nothing = Cat(owed) == 0
+    m.d.comb += [
+        Assert(dut.owed == owed[0] + owed[1]),
+        # Nobody is given what nobody waits for.
+        Assert(~dut.known | (Array(owed)[dut.answer_tag] != 0)),
+        Assert(~dut.error | (Array(owed)[dut.error_tag] != 0)),
+        Assert(~(dut.known & dut.error)),
+        Assert(~dut.known | (dut.answer_epoch == dut.epoch)),
+        # Closed means errors until nothing is owed, and one cycle more.
+        Assert(~dut.closed | dut.error | nothing),
+    ]
+    # Periods, to the ends of which nobody offered anything, in which nothing was answered.
+    quiet = Signal(3)
+    with m.If(dut.answered | nothing | dut.closed | dut.tripped):
+        m.d.sync += quiet.eq(0)
+    with m.Elif(dut.tick & ~dut.held):
+        m.d.sync += quiet.eq(quiet + 1)
+    m.d.comb += [Assert(quiet <= 1), Assert((quiet == 0) | dut._silent), Assert(~dut.tripped | ~dut.answered)]
+    # The epoch changes with the silence and stays while anything is on offer.
+    last, held = Signal.like(dut.epoch), Signal()
+    m.d.sync += [last.eq(dut.epoch), held.eq(dut.held & ~dut.sent)]
+    m.d.comb += Assert(~held | (dut.epoch == last))
     return m, free_inputs(dut)
 
 
@@ -125,23 +175,6 @@ def splitter_properties(source: ModuleType) -> tuple[Module, list[Any]]:
     return m, free_inputs(dut)
 
 
-@dataclass(frozen=True)
-class Proof:
-    """Properties of a module, the cycles that induction looks back, and bugs that must not pass.
-
-    ``bugs`` maps a name to the text that is replaced and its replacement; each must be reachable
-    within ``search`` cycles of reset, or, where that is None, at least break the proof.
-    """
-
-    properties: Callable[[ModuleType], tuple[Module, list[Any]]]
-    module: ModuleType
-    bugs: dict[str, tuple[str, str]]
-    depth: int = 1
-    search: int | None = None
-    smaller: Callable[[ModuleType], tuple[Module, list[Any]]] | None = None
-    """A smaller case of the same, enough for the bugs."""
-
-
 PROOFS = {
     "round robin": Proof(
         round_robin_properties,
@@ -155,6 +188,16 @@ PROOFS = {
         {"data of a line forgotten": ("turn.taken.eq(done)", "turn.taken.eq(axi.awready)")},
         depth=3,
         search=4,
+    ),
+    "access watch": Proof(
+        watch_properties,
+        access_watch,
+        {
+            "errors for one too many": ("self.error.eq(self.closed & owes.any())", "self.error.eq(self.closed)"),
+            "late answers taken": ("(self.answer_epoch == self.epoch)", "(self.answer_epoch == self.answer_epoch)"),
+            "silence in the cycle of an answer": ("& ~self.answered & ~self.held", "& ~self.held"),
+        },
+        search=12,
     ),
     "burst splitter": Proof(
         splitter_properties,
@@ -193,15 +236,9 @@ PROOFS = {
 
 @pytest.mark.parametrize("name", PROOFS)
 def test_proved(name: str, tmp_path: Path) -> None:
-    proof = PROOFS[name]
-    prove(*proof.properties(mutated(proof.module, "from __future__", "from __future__")), tmp_path, depth=proof.depth)
+    PROOFS[name].prove(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "bug"), [(name, bug) for name, proof in PROOFS.items() for bug in proof.bugs])
 def test_a_seeded_bug_is_found(name: str, bug: str, tmp_path: Path) -> None:
-    proof = PROOFS[name]
-    design = (proof.smaller or proof.properties)(mutated(proof.module, *proof.bugs[bug]))
-    if proof.search is None:
-        unprovable(*design, tmp_path, depth=proof.depth)
-    else:
-        refute(*design, tmp_path, depth=proof.search)
+    PROOFS[name].notices(bug, tmp_path)
