@@ -34,6 +34,8 @@ class LinkTraffic:
 
     load_bytes: int = 0
     """Device operands, when they were loaded."""
+    fetch_bytes: int = 0
+    """Device operands that were read back, to be copied."""
     submission_bytes: int = 0
     """Descriptors with their valid words."""
     operand_bytes: int = 0
@@ -151,6 +153,11 @@ class Driver:
         """Store a device operand; it is there once the next fence returned, which every submission has."""
         self.traffic.load_bytes += line_bytes(len(data))
         self.port.hdm_write(address, data)
+
+    def fetch(self, address: int, size_bytes: int) -> bytes:
+        """Read back what `load` stored."""
+        self.traffic.fetch_bytes += line_bytes(size_bytes)
+        return self.port.hdm_read(address, size_bytes)
 
     def counters(self) -> dict[str, int]:
         """The device's counters by register name, CYCLES as one value."""

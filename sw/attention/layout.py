@@ -98,6 +98,12 @@ class KvLayout:
         """Offset of the stripe of ``group`` that begins with ``token``, a multiple of 16."""
         return self.values_offset + (group * self.value_stride + token // DOT_LANES) * self.config.stripe_bytes
 
+    def extents(self, tokens: int) -> Iterator[tuple[int, int]]:
+        """Offsets and sizes in bytes of the whole groups and stripes in which the first ``tokens`` tokens lie."""
+        yield 0, self.key_offset(ceil_div(tokens, self.keys.group_rows) * self.keys.group_rows)
+        for group in range(self.value_groups):
+            yield self.value_offset(group, 0), ceil_div(tokens, DOT_LANES) * self.config.stripe_bytes
+
     def writes(self, start: int, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> Iterator[Write]:
         """What to store where for ``keys`` and ``values`` (tokens x head_dim, FP16) from token ``start`` of the tile.
 

@@ -17,9 +17,10 @@ from plora.hw.defs.errors import UserError
 from plora.sim.functional.layout import Matrix
 from plora.sim.golden.softmax import NO_ANCHOR, golden_attention
 from plora.sw.adapters.tensors import read_tensors
+from plora.sw.attention.attend import Attended, DevicePart
 from plora.sw.attention.bound import error_bound
 from plora.sw.attention.merge import Float64, attend_exactly, merge, scale_factor
-from plora.sw.attention.store import Attended, DevicePart, KvStore
+from plora.sw.attention.store import KvStore
 from plora.sw.driver import LinkTraffic
 from plora.sw.session import Session
 

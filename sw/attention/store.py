@@ -1,11 +1,9 @@
-"""The KV cache of one sequence on several devices, and attention over it."""
+"""The KV cache of one sequence on several devices: who holds which tile, and what lies in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import numpy as np
@@ -15,14 +13,19 @@ from plora.hw.defs.config import DOT_LANES, NdpConfig
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.legality import kept_column_limit
 from plora.hw.defs.packing import ceil_div
-from plora.sim.functional.layout import Matrix
+from plora.sw.attention.attend import Attended, Attending, HeadPlace, begin
 from plora.sw.attention.layout import KvLayout, token_granule, widest_tile
-from plora.sw.attention.merge import Float64, Partial, merge
-from plora.sw.attention.plan import AttentionChain, plan_attention
-from plora.sw.matrix import slots_of
+from plora.sw.attention.merge import Partial
 from plora.sw.memory import Region
-from plora.sw.queue_pair import Request, Ticket
 from plora.sw.session import Session
+
+
+@dataclass(eq=False)
+class _Tile:
+    """A tile in device memory, and how many sequences have it."""
+
+    region: Region
+    users: int = 1
 
 
 @dataclass
@@ -30,38 +33,14 @@ class _Head:
     """The tokens of one KV head of one layer on one device."""
 
     tokens: int = 0
-    tiles: list[Region] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class DevicePart:
-    """What one chain of a device gave: attention of some query rows over some of the device's tokens."""
-
-    device: int
-    head: int
-    """KV head."""
-    chain: AttentionChain
-    o: Matrix
-    """(rows, head_dim) as the device wrote it."""
-    partial: Partial
-
-
-@dataclass(frozen=True)
-class Attended:
-    """Attention of all heads of a layer, and what it took."""
-
-    output: Float64
-    """(heads, head_dim), the query heads in their order."""
-    parts: tuple[DevicePart, ...]
-    descriptors: int
-    cycles: tuple[int, ...]
-    """Of each device: core cycles from first to last beat, summed over its descriptors."""
-    numeric: int
-    """Numeric flags of all completions together."""
+    tiles: list[_Tile] = field(default_factory=list)
 
 
 class KvStore:
     """Keys and values of one sequence, its tokens dealt over the devices: token i lies on device i mod N.
+
+    Memory is written only where new tokens lie, and never while another sequence has it (`fork`). `append`,
+    `truncate` and `free` are for caches of which no attention is under way.
 
     Parameters:
         devices: sessions whose devices hold the cache.
@@ -91,7 +70,8 @@ class KvStore:
                 f"KV cache of {name}: {layers} layers of {kv_heads} KV heads on {len(devices)} devices: choose at"
                 " least one of each"
             )
-        self.head_dim, self.kv_heads, self.name = head_dim, kv_heads, name
+        self.head_dim, self.kv_heads, self.layers, self.name = head_dim, kv_heads, layers, name
+        self._tile_tokens = tile_tokens
         self._devices = tuple(devices)
         self._layouts = tuple(_layout(session, head_dim, tile_tokens) for session in devices)
         self._tokens = [0] * layers
@@ -107,8 +87,17 @@ class KvStore:
 
     @property
     def size_bytes(self) -> int:
-        """Device memory that the cache takes, all devices together."""
-        return sum(tile.size_bytes for layer in self._heads for heads in layer for head in heads for tile in head.tiles)
+        """Device memory that the cache has, all devices together; what it shares counts in full."""
+        return sum(tile.region.size_bytes for _, _, head in self._all_heads() for tile in head.tiles)
+
+    def _all_heads(self) -> Iterator[tuple[int, int, _Head]]:
+        """Layer, device and head, of all of them."""
+        for layer, of_layer in enumerate(self._heads):
+            for of_head in of_layer:
+                for device, head in enumerate(of_head):
+                    yield layer, device, head
+
+    # --- growing and shrinking --------------------------------------------------------------------------
 
     def append(self, keys: npt.NDArray[Any], values: npt.NDArray[Any], layer: int = 0) -> None:
         """Add tokens to ``layer``: keys and values are (tokens, kv_heads, head_dim), FP16.
@@ -126,6 +115,8 @@ class KvStore:
                     f"KV cache of {self.name}: {what} are a {array.dtype} array of shape {array.shape}; give FP16 of"
                     f" shape ({len(keys)}, {self.kv_heads}, {self.head_dim})"
                 )
+        if not len(keys):
+            return
         before, count = self._tokens[layer], len(self._devices)
         self._reserve(layer, before + len(keys))
         for device in range(count):
@@ -134,22 +125,44 @@ class KvStore:
                 self._store(layer, head, device, keys[mine, head], values[mine, head])
         self._tokens[layer] += len(keys)
 
+    def _share(self, tokens: int, device: int) -> int:
+        """How many of the first ``tokens`` tokens lie on ``device``."""
+        return ceil_div(max(tokens - device, 0), len(self._devices))
+
     def _reserve(self, layer: int, tokens: int) -> None:
-        """Take the tiles that ``tokens`` tokens need, or none."""
-        taken: list[tuple[int, _Head]] = []
+        """Take the tiles that ``tokens`` tokens need, or none; copy the tile that grows if others have it too."""
+        taken: list[tuple[int, _Head, _Tile | None, _Tile]] = []
         try:
-            for device, (session, layout) in enumerate(zip(self._devices, self._layouts, strict=True)):
-                mine = ceil_div(max(tokens - device, 0), len(self._devices))
-                for number, heads in enumerate(self._heads[layer]):
-                    head = heads[device]
-                    while len(head.tiles) * layout.tile_tokens < mine:
-                        what = f"KV cache of {self.name}, layer {layer}, head {number}"
-                        head.tiles.append(session.allocator.allocate(layout.tile_bytes, what))
-                        taken.append((device, head))
+            for number, heads in enumerate(self._heads[layer]):
+                for device, head in enumerate(heads):
+                    size, mine = self._layouts[device].tile_tokens, self._share(tokens, device)
+                    what = f"KV cache of {self.name}, layer {layer}, head {number}"
+                    grows = head.tiles[-1] if head.tokens % size and mine > head.tokens else None
+                    if grows is not None and grows.users > 1:
+                        taken.append((device, head, grows, self._allocate(device, what)))
+                    for _ in range(len(head.tiles), ceil_div(mine, size)):
+                        taken.append((device, head, None, self._allocate(device, what)))
         except UserError:
-            for device, head in taken:
-                self._devices[device].allocator.free(head.tiles.pop())
+            for device, _, _, tile in taken:
+                self._devices[device].allocator.free(tile.region)
             raise
+        for device, head, shared, tile in taken:
+            if shared is None:
+                head.tiles.append(tile)
+            else:
+                self._copy(device, shared.region, tile.region, head.tokens % self._layouts[device].tile_tokens)
+                shared.users -= 1
+                head.tiles[head.tiles.index(shared)] = tile
+
+    def _allocate(self, device: int, what: str) -> _Tile:
+        return _Tile(self._devices[device].allocator.allocate(self._layouts[device].tile_bytes, what))
+
+    def _copy(self, device: int, source: Region, target: Region, tokens: int) -> None:
+        """Copy the first ``tokens`` tokens of a tile."""
+        driver = self._devices[device].driver
+        driver.port.hdm_fence()
+        for offset, size in self._layouts[device].extents(tokens):
+            driver.load(target.address + offset, driver.fetch(source.address + offset, size))
 
     def _store(self, layer: int, number: int, device: int, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
         layout, head, driver = self._layouts[device], self._heads[layer][number][device], self._devices[device].driver
@@ -158,29 +171,61 @@ class KvStore:
             tile, start = divmod(head.tokens, layout.tile_tokens)
             count = min(len(keys) - done, layout.tile_tokens - start)
             for offset, data in layout.writes(start, keys[done : done + count], values[done : done + count]):
-                driver.load(head.tiles[tile].address + offset, data)
+                driver.load(head.tiles[tile].region.address + offset, data)
             head.tokens += count
             done += count
 
+    def truncate(self, tokens: int) -> None:
+        """Forget every token from number ``tokens`` on, in all layers, and give back the tiles that fall empty.
+
+        Raises:
+            UserError: a negative number.
+        """
+        if tokens < 0:
+            raise UserError(f"KV cache of {self.name}: {tokens} tokens cannot be kept; choose 0 or more")
+        for _, device, head in self._all_heads():
+            head.tokens = min(head.tokens, self._share(tokens, device))
+            while len(head.tiles) > ceil_div(head.tokens, self._layouts[device].tile_tokens):
+                tile = head.tiles.pop()
+                tile.users -= 1
+                if not tile.users:
+                    self._devices[device].allocator.free(tile.region)
+        self._tokens = [min(have, tokens) for have in self._tokens]
+
     def free(self) -> None:
         """Give all memory back; the cache is empty then."""
-        for layer in self._heads:
-            for heads in layer:
-                for session, head in zip(self._devices, heads, strict=True):
-                    for tile in head.tiles:
-                        session.allocator.free(tile)
-                    head.tokens, head.tiles = 0, []
-        self._tokens = [0] * len(self._tokens)
+        self.truncate(0)
 
-    def attend(
-        self, q: npt.NDArray[Any], scale: int, layer: int = 0, *, others: Sequence[Sequence[Partial]] = ()
-    ) -> Attended:
-        """Attention of one token's query heads over every token of ``layer``.
+    def fork(self, name: str) -> KvStore:
+        """A sequence with the same tokens so far, in the same memory: a common prefix is stored once.
+
+        A tile that is not full yet is copied by the first of them that grows.
+        """
+        other = KvStore(
+            self._devices,
+            head_dim=self.head_dim,
+            kv_heads=self.kv_heads,
+            layers=self.layers,
+            tile_tokens=self._tile_tokens,
+            name=name,
+        )
+        other._tokens = list(self._tokens)
+        for (_, _, mine), (_, _, theirs) in zip(self._all_heads(), other._all_heads(), strict=True):
+            theirs.tokens, theirs.tiles = mine.tokens, list(mine.tiles)
+            for tile in mine.tiles:
+                tile.users += 1
+        return other
+
+    # --- attention --------------------------------------------------------------------------------------
+
+    def begin(self, q: npt.NDArray[Any], scale: int, layer: int = 0) -> Attending:
+        """Submit attention of one token's query heads over every token of ``layer``; `Attending.finish` waits for it.
+
+        So the devices can be given work of several sequences before the first is waited for.
 
         Parameters:
             q: (heads, head_dim), FP16; query heads ``h * G ... (h + 1) * G - 1`` use KV head h.
             scale: softmax scale, FP32 bits (`plora.sw.attention.merge.ordinary_scale`).
-            others: partial results over tokens elsewhere (on the GPU), a sequence for each KV head.
 
         Raises:
             UserError: another shape or type of q.
@@ -191,59 +236,22 @@ class KvStore:
                 f"queries are a {q.dtype} array of shape {q.shape}; give FP16 of shape (n * {self.kv_heads},"
                 f" {self.head_dim})"
             )
-        group = len(q) // self.kv_heads
-        queries = [np.ascontiguousarray(q[head * group : (head + 1) * group]) for head in range(self.kv_heads)]
-        # Every device has its work before the first is waited for.
-        submitted = [self._submit(device, layer, queries, scale) for device in range(len(self._devices))]
-        parts = [part for device, chains in enumerate(submitted) for part in self._collect(device, chains)]
-        tickets = [[ticket for _, _, chain in chains for ticket in chain] for chains in submitted]
-        completions = [[ticket.completion for ticket in each if ticket.completion is not None] for each in tickets]
-        outputs = []
-        for head in range(self.kv_heads):
-            mine = [p.partial.placed(p.chain.rows, group) for p in parts if p.head == head]
-            outside = list(others[head]) if others else []
-            outputs.append(merge([*mine, *outside, Partial.none(group, self.head_dim)]))
-        return Attended(
-            output=np.concatenate(outputs),
-            parts=tuple(parts),
-            descriptors=sum(map(len, completions)),
-            cycles=tuple(sum(completion.cycles for completion in each) for each in completions),
-            numeric=reduce(or_, (completion.numeric for each in completions for completion in each), 0),
-        )
+        places = [
+            [
+                HeadPlace(
+                    session, layout, tuple(tile.region.address for tile in heads[device].tiles), heads[device].tokens
+                )
+                for heads in self._heads[layer]
+            ]
+            for device, (session, layout) in enumerate(zip(self._devices, self._layouts, strict=True))
+        ]
+        return begin(places, q, scale)
 
-    def _submit(
-        self, device: int, layer: int, queries: Sequence[Matrix], scale: int
-    ) -> list[tuple[int, AttentionChain, list[Ticket]]]:
-        session, layout = self._devices[device], self._layouts[device]
-        chains = []
-        for number, q in enumerate(queries):
-            head = self._heads[layer][number][device]
-            tiles = [tile.address for tile in head.tiles]
-            for chain in plan_attention(layout, tiles, head.tokens, len(q), slots_of(session.queue)):
-                rows = q[chain.rows.start : chain.rows.stop]
-                requests = [
-                    Request(step.descriptor, rows if step.takes_queries else None, scale) for step in chain.steps
-                ]
-                chains.append((number, chain, requests))
-        if not chains:
-            return []
-        tickets = iter(session.queue.submit([request for _, _, requests in chains for request in requests]))
-        return [(number, chain, [next(tickets) for _ in requests]) for number, chain, requests in chains]
-
-    def _collect(self, device: int, chains: Sequence[tuple[int, AttentionChain, list[Ticket]]]) -> list[DevicePart]:
-        queue = self._devices[device].queue
-        parts = []
-        for head, chain, tickets in chains:
-            o = np.empty((len(chain.rows), self.head_dim), np.float16)
-            for step, ticket in zip(chain.steps, tickets, strict=True):
-                queue.wait_for(ticket)
-                if step.dims is not None:
-                    assert ticket.result is not None, "a completed descriptor without keep and acc_out has a result"
-                    o[:, step.dims.start : step.dims.stop] = ticket.result
-            anchors = tickets[-1].anchors
-            assert anchors is not None, "the last descriptor of a chain is a transposed one"
-            parts.append(DevicePart(device, head, chain, o, Partial.from_device(o, anchors)))
-        return parts
+    def attend(
+        self, q: npt.NDArray[Any], scale: int, layer: int = 0, *, others: Sequence[Sequence[Partial]] = ()
+    ) -> Attended:
+        """`begin` and `Attending.finish` in one."""
+        return self.begin(q, scale, layer).finish(others)
 
 
 def _layout(session: Session, head_dim: int, tile_tokens: int | None) -> KvLayout:

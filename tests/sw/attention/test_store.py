@@ -15,9 +15,11 @@ from plora.hw.defs.queue import softmax_scale
 from plora.sim.functional import FunctionalDevice
 from plora.sim.functional.layout import Matrix
 from plora.sim.golden import softmax as golden
+from plora.sw.attention.attend import Attended
 from plora.sw.attention.bound import error_bound
 from plora.sw.attention.merge import Partial, attend_exactly, merge, ordinary_scale, scale_factor
-from plora.sw.attention.store import Attended, KvStore
+from plora.sw.attention.store import KvStore
+from plora.sw.queue_pair import DescriptorError
 from plora.sw.session import Session, open_session
 from plora.sw.tiling import SlotSizes
 
@@ -209,6 +211,111 @@ def test_memory_is_taken_by_tiles_and_given_back() -> None:
     store.free()
     assert [session.allocator.free_bytes for session in sessions] == free
     assert store.tokens(1) == store.size_bytes == 0
+
+
+def test_a_prefix_is_stored_once_and_each_sequence_goes_its_own_way() -> None:
+    config, scale = preset("tiny"), ordinary_scale(32)
+    sessions = devices(2, config)
+    free = [session.allocator.free_bytes for session in sessions]
+    first = KvStore(sessions, head_dim=32, kv_heads=2, tile_tokens=32, name="first")
+    prefix, own = random(30, 150, 2, 2, 32), random(31, 3, 40, 2, 2, 32)
+    first.append(prefix[:, 0], prefix[:, 1])
+    held = sum(free) - sum(session.allocator.free_bytes for session in sessions)
+    others = [first.fork("second"), first.fork("third")]
+    assert sum(free) - sum(session.allocator.free_bytes for session in sessions) == held, "a fork takes no memory"
+    q = random(32, 4, 32)
+    stores = [first, *others]
+    for count in (0, 1, 7, 40):
+        for store, tokens in zip(stores, own, strict=True):
+            more = tokens[store.tokens() - 150 : count]
+            store.append(more[:, 0], more[:, 1])
+        for store, tokens in zip(stores, own, strict=True):
+            k, v = (np.concatenate([prefix[:, i], tokens[:count, i]]) for i in range(2))
+            got = store.attend(q, scale)
+            check_bits(got, q, k, v, scale, store, 2)
+            check_errors(got, q, k, v, scale, store)
+    # Per head and device 75 tokens: two whole tiles that all share; the third each has for itself, and 95 fit it.
+    tile = 2 * 32 * 32 * 2
+    assert sum(free) - sum(session.allocator.free_bytes for session in sessions) == (2 + 3) * 4 * tile
+    first.free()
+    k, v = (np.concatenate([prefix[:, i], own[1, :, i]]) for i in range(2))
+    check_bits(others[0].attend(q, scale), q, k, v, scale, others[0], 2)
+    for store in others:
+        store.free()
+    assert [session.allocator.free_bytes for session in sessions] == free
+
+
+def test_tokens_that_were_taken_back_leave_the_rest_as_it_was() -> None:
+    config, scale = preset("small"), ordinary_scale(64)
+    sessions = devices(2, config)
+    store = KvStore(sessions, head_dim=64, tile_tokens=32)
+    k, v, q = random(33, 140, 1, 64), random(34, 140, 1, 64), random(35, 2, 64)
+    store.append(k, v)
+    full = store.size_bytes
+    fork = store.fork("as it was")
+    for keep in (139, 129, 64, 63, 5):
+        store.truncate(keep)
+        assert store.tokens() == keep
+        check_bits(store.attend(q, scale), q, k[:keep], v[:keep], scale, store, 2)
+    assert store.size_bytes < full == fork.size_bytes
+    new_k, new_v = random(36, 50, 1, 64), random(37, 50, 1, 64)
+    store.append(new_k, new_v)  # into tiles that the other still has: copied first
+    both_k, both_v = np.concatenate([k[:5], new_k]), np.concatenate([v[:5], new_v])
+    check_bits(store.attend(q, scale), q, both_k, both_v, scale, store, 2)
+    check_bits(fork.attend(q, scale), q, k, v, scale, fork, 2)
+    store.truncate(1000)
+    assert store.tokens() == 55
+    with pytest.raises(UserError, match="-1 tokens cannot be kept"):
+        store.truncate(-1)
+
+
+def test_a_copy_that_does_not_fit_leaves_both_sequences_as_they_were() -> None:
+    config, scale = preset("tiny"), ordinary_scale(64)
+    sessions = devices(1, config)
+    k, q = random(38, 600, 1, 64), random(39, 1, 64)
+    store = KvStore(sessions, head_dim=64, tile_tokens=1024)
+    store.append(k, k)
+    fork = store.fork("other")
+    session = sessions[0]
+    session.allocator.allocate(session.allocator.free_bytes - 4096, "everything else")
+    with pytest.raises(UserError, match="KV cache of other"):
+        fork.append(k[:1], k[:1])
+    assert (store.tokens(), fork.tokens()) == (600, 600)
+    check_bits(fork.attend(q, scale), q, k, k, scale, fork, 1)
+    store.free()
+    fork.append(k[:1], k[:1])  # no longer shared, so nothing has to be copied
+    both = np.concatenate([k, k[:1]])
+    check_bits(fork.attend(q, scale), q, both, both, scale, fork, 1)
+
+
+def test_several_sequences_are_under_way_at_once() -> None:
+    config, scale = preset("small"), ordinary_scale(64)
+    sessions = devices(2, config, depth=6)
+    k, v, q = random(40, 3, 90, 2, 64), random(41, 3, 90, 2, 64), random(42, 3, 4, 64)
+    stores = [KvStore(sessions, head_dim=64, kv_heads=2, tile_tokens=32, name=f"request {i}") for i in range(3)]
+    for i, store in enumerate(stores):
+        store.append(k[i, : 30 * (i + 1)], v[i, : 30 * (i + 1)])
+    running = [store.begin(q[i], scale) for i, store in enumerate(stores)]
+    for i in (2, 0, 1):
+        tokens = 30 * (i + 1)
+        got = running[i].finish()
+        check_bits(got, q[i], k[i, :tokens], v[i, :tokens], scale, stores[i], 2)
+
+
+def test_a_device_that_fails_says_so_and_serves_the_next_token() -> None:
+    config, scale = preset("tiny"), ordinary_scale(64)
+    sessions = devices(2, config)
+    k, v, q = random(43, 90, 1, 64), random(44, 90, 1, 64), random(45, 2, 64)
+    store = KvStore(sessions, head_dim=64, tile_tokens=32)
+    store.append(k, v)
+    port = sessions[1].driver.port
+    assert isinstance(port, FunctionalDevice)
+    tile = next(region for region in sessions[1].allocator.held if region.name.startswith("KV cache"))
+    port.memory.add_error_range(tile.address, 64)
+    with pytest.raises(DescriptorError, match="MEMORY_ERROR"):
+        store.attend(q, scale)
+    port.memory.clear_errors()
+    check_bits(store.attend(q, scale), q, k, v, scale, store, 2)
 
 
 def test_a_full_memory_refuses_the_tokens_and_holds_none_of_them() -> None:

@@ -1,0 +1,151 @@
+"""Attention of a token's query heads: chains submitted to every device, results collected and merged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+
+import numpy as np
+
+from plora.sim.functional.layout import Matrix
+from plora.sw.attention.layout import KvLayout
+from plora.sw.attention.merge import Float64, Partial, merge
+from plora.sw.attention.plan import AttentionChain, plan_attention
+from plora.sw.matrix import slots_of
+from plora.sw.queue_pair import Request, Ticket
+from plora.sw.session import Session
+
+
+@dataclass(frozen=True)
+class HeadPlace:
+    """Where the tokens of one KV head lie on one device."""
+
+    session: Session
+    layout: KvLayout
+    tiles: tuple[int, ...]
+    """DPA of its tiles."""
+    tokens: int
+
+
+@dataclass(frozen=True)
+class DevicePart:
+    """What one chain of a device gave: attention of some query rows over some of the device's tokens."""
+
+    device: int
+    head: int
+    """KV head."""
+    chain: AttentionChain
+    o: Matrix
+    """(rows, head_dim) as the device wrote it."""
+    partial: Partial
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Attention of all heads of a layer, and what it took."""
+
+    output: Float64
+    """(heads, head_dim), the query heads in their order."""
+    parts: tuple[DevicePart, ...]
+    descriptors: int
+    cycles: tuple[int, ...]
+    """Of each device: core cycles from first to last beat, summed over its descriptors."""
+    numeric: int
+    """Numeric flags of all completions together."""
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    """A chain under way."""
+
+    device: int
+    head: int
+    session: Session
+    chain: AttentionChain
+    tickets: tuple[Ticket, ...]
+
+    def collect(self, head_dim: int) -> DevicePart:
+        """Wait for the chain."""
+        o = np.empty((len(self.chain.rows), head_dim), np.float16)
+        for step, ticket in zip(self.chain.steps, self.tickets, strict=True):
+            self.session.queue.wait_for(ticket)
+            if step.dims is not None:
+                assert ticket.result is not None, "a completed descriptor without keep and acc_out has a result"
+                o[:, step.dims.start : step.dims.stop] = ticket.result
+        anchors = self.tickets[-1].anchors
+        assert anchors is not None, "the last descriptor of a chain is a transposed one"
+        return DevicePart(self.device, self.head, self.chain, o, Partial.from_device(o, anchors))
+
+
+@dataclass(frozen=True)
+class Attending:
+    """Attention that was submitted. Made by `begin`."""
+
+    devices: int
+    kv_heads: int
+    group: int
+    """Query heads of a KV head."""
+    head_dim: int
+    submitted: tuple[_Submitted, ...]
+
+    def finish(self, others: Sequence[Sequence[Partial]] = ()) -> Attended:
+        """Wait for the devices and merge what they say.
+
+        Parameters:
+            others: partial results over tokens elsewhere (on the GPU), a sequence for each KV head.
+
+        Raises:
+            DeviceError: a device failed. What else is under way goes on; its results are not waited for.
+        """
+        parts = tuple(chain.collect(self.head_dim) for chain in self.submitted)
+        outputs = []
+        for head in range(self.kv_heads):
+            mine = [part.partial.placed(part.chain.rows, self.group) for part in parts if part.head == head]
+            outside = list(others[head]) if others else []
+            outputs.append(merge([*mine, *outside, Partial.none(self.group, self.head_dim)]))
+        done = [
+            (chain.device, ticket.completion)
+            for chain in self.submitted
+            for ticket in chain.tickets
+            if ticket.completion is not None
+        ]
+        return Attended(
+            output=np.concatenate(outputs),
+            parts=parts,
+            descriptors=len(done),
+            cycles=tuple(sum(c.cycles for at, c in done if at == device) for device in range(self.devices)),
+            numeric=reduce(or_, (completion.numeric for _, completion in done), 0),
+        )
+
+
+def begin(places: Sequence[Sequence[HeadPlace]], q: Matrix, scale: int) -> Attending:
+    """Submit attention of ``q`` (heads, head_dim) to every device: one `HeadPlace` for each device and KV head.
+
+    Raises:
+        DeviceError: a device failed.
+    """
+    kv_heads = len(places[0])
+    group = len(q) // kv_heads
+    queries = [np.ascontiguousarray(q[head * group : (head + 1) * group]) for head in range(kv_heads)]
+    submitted = [chain for device, heads in enumerate(places) for chain in _submit(device, heads, queries, scale)]
+    return Attending(len(places), kv_heads, group, q.shape[1], tuple(submitted))
+
+
+def _submit(device: int, heads: Sequence[HeadPlace], queries: Sequence[Matrix], scale: int) -> list[_Submitted]:
+    chains: list[tuple[int, AttentionChain]] = []
+    requests: list[Request] = []
+    for head, (place, q) in enumerate(zip(heads, queries, strict=True)):
+        slots = slots_of(place.session.queue)
+        for chain in plan_attention(place.layout, place.tiles, place.tokens, len(q), slots):
+            rows = q[chain.rows.start : chain.rows.stop]
+            requests += [Request(step.descriptor, rows if step.takes_queries else None, scale) for step in chain.steps]
+            chains.append((head, chain))
+    if not requests:
+        return []
+    session = heads[0].session
+    tickets = iter(session.queue.submit(requests))
+    return [
+        _Submitted(device, head, session, chain, tuple(next(tickets) for _ in chain.steps)) for head, chain in chains
+    ]
