@@ -2,12 +2,14 @@
 
 Covers the llama and qwen3_moe families as transformers defines them: RMS norm before each block, rotary
 embedding by halves, grouped-query attention, SiLU-gated MLP, and for qwen3_moe a norm of each head's
-query and key and a top-k mixture of experts. There is no cache: every call computes the whole prompt.
+query and key and a top-k mixture of experts. There is no cache: every call computes the whole prompt. Attention may be
+done elsewhere (`Attention`), everything else is done here.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from plora.sw.adapters import Adapter, LoraModule
 from plora.sw.adapters.tensors import read_tensors
 
 Float64 = npt.NDArray[np.float64]
+Attention = Callable[[int, Float64, Float64, Float64], Float64]
+"""Causal attention of a whole prompt: from a layer's number, queries (tokens, heads, head_dim), and keys and values
+(tokens, kv_heads, head_dim), the first two rotated by position, to (tokens, heads, head_dim)."""
 
 _COVERED = {
     "model_type": ("llama", "qwen3_moe"),
@@ -38,9 +43,14 @@ class Decoder:
     config: dict[str, Any]
     weights: dict[str, Float64]
 
-    def logits(self, token_ids: list[int], adapter: Adapter | None = None) -> Float64:
-        """Return the logits behind the last of ``token_ids``, shape (vocabulary,)."""
-        return _Pass(self, adapter).logits(token_ids)
+    def logits(
+        self, token_ids: list[int], adapter: Adapter | None = None, attention: Attention | None = None
+    ) -> Float64:
+        """Return the logits behind the last of ``token_ids``, shape (vocabulary,).
+
+        ``attention``: done instead of that of this module.
+        """
+        return _Pass(self, adapter, attention or _causal_attention).logits(token_ids)
 
 
 def load_decoder(folder: Path) -> Decoder:
@@ -68,8 +78,9 @@ def load_decoder(folder: Path) -> Decoder:
 class _Pass:
     """One forward pass: the model, with the adapter's tensors in place of its own."""
 
-    def __init__(self, model: Decoder, adapter: Adapter | None) -> None:
+    def __init__(self, model: Decoder, adapter: Adapter | None, attention: Attention) -> None:
         self._config = model.config
+        self._attend = attention
         saved = {name: values.astype(np.float64) for name, values in adapter.saved.items()} if adapter else {}
         self._weights = model.weights | saved
         self._modules = {(m.name, m.expert): m for m in adapter.modules} if adapter else {}
@@ -78,7 +89,8 @@ class _Pass:
         hidden = self._weights["model.embed_tokens.weight"][token_ids]
         for layer in range(self._config["num_hidden_layers"]):
             path = f"model.layers.{layer}"
-            hidden = hidden + self._attention(f"{path}.self_attn", self._norm(f"{path}.input_layernorm", hidden))
+            normed = self._norm(f"{path}.input_layernorm", hidden)
+            hidden = hidden + self._attention(layer, f"{path}.self_attn", normed)
             normed = self._norm(f"{path}.post_attention_layernorm", hidden)
             hidden = hidden + self._mlp(f"{path}.mlp", normed)
         return np.asarray(self._linear("lm_head", self._norm("model.norm", hidden[-1:]))[0])
@@ -101,7 +113,7 @@ class _Pass:
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
         return np.asarray(x / np.sqrt(mean_square + self._config["rms_norm_eps"]) * self._weights[f"{name}.weight"])
 
-    def _attention(self, path: str, x: Float64) -> Float64:
+    def _attention(self, layer: int, path: str, x: Float64) -> Float64:
         config = self._config
         heads, kv_heads, width = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
         tokens = x.shape[0]
@@ -110,11 +122,7 @@ class _Pass:
         v = self._linear(f"{path}.v_proj", x).reshape(tokens, kv_heads, width)
         if f"{path}.q_norm.weight" in self._weights:
             q, k = self._norm(f"{path}.q_norm", q), self._norm(f"{path}.k_norm", k)
-        q, k = self._rotate(q), self._rotate(k)
-        k, v = (np.repeat(each, heads // kv_heads, axis=1) for each in (k, v))
-        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(width)
-        scores[:, np.triu(np.ones((tokens, tokens), dtype=bool), 1)] = -np.inf
-        mixed = np.einsum("hqk,khd->qhd", _softmax(scores), v)
+        mixed = self._attend(layer, self._rotate(q), self._rotate(k), v)
         return self._linear(f"{path}.o_proj", mixed.reshape(tokens, heads * width))
 
     def _rotate(self, x: Float64) -> Float64:
@@ -151,6 +159,14 @@ class _Pass:
         lora = {name: self._modules.get((f"{path}.experts.{name}", expert)) for name in ("gate_up_proj", "down_proj")}
         gate, up = np.split(self._product(x, fused, lora["gate_up_proj"]), 2, axis=-1)
         return self._product(_silu(gate) * up, weight["down_proj"], lora["down_proj"])
+
+
+def _causal_attention(layer: int, q: Float64, k: Float64, v: Float64) -> Float64:
+    tokens, heads, width = q.shape
+    k, v = (np.repeat(each, heads // k.shape[1], axis=1) for each in (k, v))
+    scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(width)
+    scores[:, np.triu(np.ones((tokens, tokens), dtype=bool), 1)] = -np.inf
+    return np.asarray(np.einsum("hqk,khd->qhd", _softmax(scores), v))
 
 
 def _softmax(scores: Float64) -> Float64:
