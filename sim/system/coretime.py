@@ -24,8 +24,8 @@ from plora.sim.hardware.dram import idle_latency_ns, load_standard
 Product = tuple[int, int, bool]
 """A device operand of N rows and K columns, and whether it multiplies what the one before has left on the device."""
 
-_TYPICAL = (32, 512, False)
-"""A product from whose time alone the latencies are taken: its operand is one stripe."""
+_TYPICAL = ((32, 512, False), (32, 32, True))
+"""A chain from whose times alone the latencies are taken: operand and result are as small as can be."""
 
 
 class CoreTimes:
@@ -50,9 +50,9 @@ class CoreTimes:
         )
         self._known: dict[tuple[int, tuple[Product, ...]], tuple[int, bool]] = {}
         c, timing = load_constants(), self._timing
-        times = alone(self._config, demands(self._config, self._shapes([_TYPICAL], [1])), timing)
+        times = alone(self._config, demands(self._config, self._shapes(_TYPICAL, [1, 1])), timing)
         fetched = c.doorbell + c.engine_job + timing.read_latency_cycles + c.read_return + c.slot_arrived + c.engine_job
-        completed = float((times.completed - times.last_beat)[0]) + c.engine_job + timing.write_latency_cycles
+        completed = float((times.completed - times.last_beat)[1]) + c.engine_job + timing.write_latency_cycles
         self.command_ps = round((fetched + float(times.first_beat[0])) * self._cycle_ps)
         self.completion_ps = round(completed * self._cycle_ps)
 
@@ -77,7 +77,7 @@ class CoreTimes:
         inputs, counts = [], []
         for size, times in _cut(rows, most):
             for n, k, kept in products:
-                for height, number in _cut(n, max(1, MAX_OPERAND_BYTES // (VALUE_BYTES * k))):
+                for height, number in _cut(n, self._tile_rows(k)):
                     pieces.append((height, k, kept))
                     inputs.append(size)
                     counts.append(times * number)
@@ -85,6 +85,11 @@ class CoreTimes:
         by = found.by @ np.array(counts, dtype=np.float64)
         cycles = float((found.cycles * counts).sum())
         return round(cycles * self._cycle_ps), BOUNDS[int(by.argmax())] == "memory"
+
+    def _tile_rows(self, columns: int) -> int:
+        """Return the operand rows of a descriptor: whole groups of one row a channel, where that many fit."""
+        most = max(1, MAX_OPERAND_BYTES // (VALUE_BYTES * columns))
+        return max(most // self._config.channels * self._config.channels, min(most, self._config.channels))
 
     def _shapes(self, pieces: Sequence[Product], inputs: Sequence[int]) -> Shapes:
         rows, columns, chained = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))

@@ -206,21 +206,22 @@ class FastWave:
     def _bound_of(self, wave: Wave) -> WaveBound:
         machine, times = self._machine, self._machine.times
         jobs = self._jobs.of(wave.rows, wave.ranks, wave.strategies)
-        down, device, up, gpu, hbm, flops = jobs
-        fused = np.zeros(self._groups, dtype=np.int64)
         course = self._course[wave.strategies]
-        on_gpu = course == E1
-        at_once = bool(np.count_nonzero(on_gpu)) and not self._per_adapter
-        if at_once:
-            sizes, work = np.add.reduce(hbm[:, on_gpu], 1).tolist(), np.add.reduce(flops[:, on_gpu], 1).tolist()
-            share = self._part.kernels
-            fused = np.array([times.lora_ps(s, w, share) for s, w in zip(sizes, work, strict=True)], dtype=np.int64)
+        on_gpu = (course == E1).nonzero()[0]
+        at_once = len(on_gpu) > 0 and not self._per_adapter
+        down, _, up, length, _, _ = np.add.reduce(jobs, 2)
+        fused = np.zeros(self._groups, dtype=np.int64)
+        if len(on_gpu):
+            gpu, hbm, flops = np.add.reduce(jobs[3:, :, on_gpu], 2)
+            length = length - gpu
+            if at_once:
+                share, both = self._part.kernels, zip(hbm.tolist(), flops.tolist(), strict=True)
+                fused = np.array([times.lora_ps(s, w, share) for s, w in both], dtype=np.int64)
         latency = 2 * machine.one_way_ps + machine.command_ps + machine.return_ps
         devices, groups = max(1, machine.far_devices), self._groups
         place = wave.devices + np.arange(0, devices * groups, devices)[:, None]
-        on_device = np.bincount(place.ravel(), device.ravel(), devices * groups).reshape(groups, devices)
-        latest = np.add.reduce(down + up, 1) + np.maximum.reduce(on_device, 1) + latency
-        length = np.add.reduce(np.where(on_gpu, 0, gpu), 1)
+        on_device = np.bincount(place.ravel(), jobs[1].ravel(), devices * groups).reshape(groups, devices)
+        latest = down + up + np.maximum.reduce(on_device, 1) + latency
         return WaveBound(jobs, course, at_once, fused, latest, length)
 
     def _times_of(self, wave: Wave, launch_from: Any, which: Sequence[int]) -> _WaveTimes:

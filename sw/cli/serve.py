@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 from typing import Any
 
@@ -175,6 +176,17 @@ def run(args: argparse.Namespace) -> Result:
     Raises:
         UserError: a flag, file or combination that the user can mend.
     """
+    # A run makes no cycles of references; the collector would only walk what it has made, again and again.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _serve(args)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _serve(args: argparse.Namespace) -> Result:
     import math
 
     import msgspec

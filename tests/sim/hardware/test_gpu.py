@@ -195,7 +195,7 @@ def test_a_mixture_reads_more_experts_as_the_batch_grows() -> None:
 )
 def test_steps_of_a_recorded_vllm_run(requests_per_gpu: int, step_ms: float) -> None:
     # vLLM 0.19, two RTX PRO 6000, data and expert parallel: running requests over generated tokens a
-    # second in seconds without prefill; context about 1,200 tokens. Nothing is fitted to this GPU.
+    # second in seconds without prefill; context about 1,200 tokens. The rate of exchange is fitted to the run's TPOT.
     gpu, model = load_gpu("rtx-pro-6000"), load_model("qwen3-30b-a3b", "exact")
     step = step_time(gpu, model, decode_requests=requests_per_gpu, decode_context=1200, ep=2)
     assert step.total_ns / 1e6 == pytest.approx(step_ms, rel=0.15)
