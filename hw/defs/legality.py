@@ -136,18 +136,18 @@ def _flags_agree(d: Descriptor) -> bool:
     return not d.transpose or (d.source == Source.KEPT and d.keep == Keep.NONE)
 
 
-def _static(d: Descriptor, config: NdpConfig, window: QueueWindow, *, attention: bool, bf16: bool) -> Status:
+def _static(d: Descriptor, config: NdpConfig, window: QueueWindow, *, bf16: bool) -> Status:
     n, k, b = d.device_rows, d.device_columns, d.gpu_rows
     softmax = d.op == Op.SOFTMAX
     if d.type != Type.READ_COMPUTE:
         return Status.BAD_TYPE
-    if d.op not in (Op.GEMV, Op.GEMM) and not (softmax and attention):
+    if d.op not in (Op.GEMV, Op.GEMM, Op.SOFTMAX):
         return Status.BAD_OP
     if d.dtype != DType.FP16 and not (d.dtype == DType.BF16 and bf16):
         return Status.BAD_DTYPE
-    if not _flags_agree(d if attention else replace(d, transpose=0)):
+    if not _flags_agree(d):
         return Status.BAD_FLAGS
-    if d.reserved or (d.transpose and not attention):
+    if d.reserved:
         return Status.BAD_RESERVED
     if not (n and k and b and d.gpu_columns):
         return Status.ZERO_DIMENSION
@@ -258,16 +258,15 @@ def check(
     scale: int = 0,
     exponents: Exponents = NO_EXPONENTS,
     *,
-    attention: bool = False,
     bf16: bool = False,
 ) -> Verdict:
     """Judge descriptor ``d`` of a queue with ``window``, given what its chain left on the device.
 
     ``chain`` is the default for the first descriptor of a chain (and for one that is no chain); ``scale`` is the
     softmax scale of the submission line, FP32 bits, and ``exponents`` are those beside it. A device without
-    ``attention`` has neither SOFTMAX nor transposed operands, one without ``bf16`` FP16 only.
+    ``bf16`` takes FP16 only.
     """
-    status = _static(d, config, window, attention=attention, bf16=bf16)
+    status = _static(d, config, window, bf16=bf16)
     if status is not Status.OK:
         return Verdict(status)
     if not _scales_allowed(d, scale, exponents):

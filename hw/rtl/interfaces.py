@@ -16,6 +16,7 @@ WORD_BITS = 8 * WORD_BYTES
 STATUS_BITS = 8
 NUMERIC_BITS = 2
 QUEUE_BITS = 6
+SCALE_BITS = 32
 
 descriptor_layout = data.StructLayout({field.name: unsigned(field.width) for field in FIELDS})
 """The 204-bit descriptor, bit for bit as in memory."""
@@ -31,6 +32,8 @@ def fetched_layout(config: NdpConfig) -> data.StructLayout:
     return data.StructLayout(
         {
             "descriptor": descriptor_layout,
+            # The softmax scale that came with it, FP32.
+            "scale": SCALE_BITS,
             "queue": QUEUE_BITS,
             # First of a chain (or no chain at all): the decoder forgets the chain before it.
             "first": 1,
@@ -113,6 +116,7 @@ class LineWritePort(wiring.Signature):
 __all__ = [
     "NUMERIC_BITS",
     "QUEUE_BITS",
+    "SCALE_BITS",
     "STATUS_BITS",
     "WORD_BITS",
     "LineWritePort",

@@ -102,13 +102,13 @@ class FunctionalCore:
 
     Parameters:
         config, memory: sizes of the device, and its memory.
-        attention, bf16: the device has a softmax unit, and takes BF16 (`plora.hw.defs.legality.check`).
+        bf16: the device takes BF16 (`plora.hw.defs.legality.check`).
     """
 
-    def __init__(self, config: NdpConfig, memory: SparseMemory, *, attention: bool = False, bf16: bool = False) -> None:
+    def __init__(self, config: NdpConfig, memory: SparseMemory, *, bf16: bool = False) -> None:
         self._config = config
         self._memory = memory
-        self._attention, self._bf16 = attention, bf16
+        self._bf16 = bf16
         self._chain = _Chain()
         self._aborted = False
 
@@ -152,7 +152,6 @@ class FunctionalCore:
             self._chain.state,
             softmax_scale,
             exponents,
-            attention=self._attention,
             bf16=self._bf16,
         )
         if verdict.status is Status.OK:

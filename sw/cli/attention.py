@@ -164,11 +164,11 @@ def _open_device(name: str, config: NdpConfig, seed: int, stack: ExitStack) -> t
     if name == "timed":
         from plora.sim.device.timed import TimedDevice
 
-        timed = TimedDevice(config, attention=True)
+        timed = TimedDevice(config)
         return timed, timed.memory.size_bytes
     from plora.sim.functional import FunctionalDevice
 
-    model = FunctionalDevice(config, attention=True)
+    model = FunctionalDevice(config)
     return model, model.memory.size_bytes
 
 

@@ -43,10 +43,16 @@ def run_layout(config: NdpConfig, count_bits: int) -> data.StructLayout:
 
     ``address`` is the channel-local word of the first, ``words`` their number (``count_bits`` bits),
     ``slot`` the job slot. Where ``group`` is not zero, no burst spans a multiple of that many stripes
-    from the start of the run.
+    from the start of the run, and after each of them ``skip`` words are left out.
     """
     return data.StructLayout(
-        {"address": local_address_bits(config), "words": count_bits, "group": count_bits, "slot": JOB_SLOT_BITS}
+        {
+            "address": local_address_bits(config),
+            "words": count_bits,
+            "group": count_bits,
+            "skip": count_bits,
+            "slot": JOB_SLOT_BITS,
+        }
     )
 
 
@@ -61,7 +67,7 @@ class BurstCutter(wiring.Component):
 
     Ports:
         run: taken when the run before it is done. At least one stripe long.
-        bursts: one every two cycles.
+        bursts: one every two cycles; one more cycle where words are left out.
         room: words that may be asked for; must not shrink but by the bursts that are taken.
     """
 
@@ -89,6 +95,7 @@ class BurstCutter(wiring.Component):
         left = Signal(count_bits)
         group = Signal(count_bits, reset_less=True)
         group_left = Signal(count_bits, reset_less=True)
+        skip = Signal(count_bits, reset_less=True)
         words = Signal(range(PAGE_WORDS + 1), reset_less=True)
 
         next_words = Signal(range(PAGE_WORDS + 1))
@@ -116,6 +123,7 @@ class BurstCutter(wiring.Component):
                     left.eq(self.run.payload.words),
                     group.eq(self.run.payload.group),
                     group_left.eq(self.run.payload.group),
+                    skip.eq(self.run.payload.skip),
                     start.eq(1),
                 ]
                 with m.If(self.run.valid):
@@ -133,8 +141,13 @@ class BurstCutter(wiring.Component):
                         start.eq(0),
                     ]
                     m.next = "CUT"
+                    with m.If((group_left == words) & (skip != 0)):
+                        m.next = "SKIP"
                     with m.If(words == left):
                         m.next = "IDLE"
+            with m.State("SKIP"):
+                m.d.sync += address.eq(address + skip)
+                m.next = "CUT"
         return m
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import C, Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.config import PE_ROWS, WORD_VALUES, NdpConfig
-from plora.hw.rtl.core.job import channel_bits, max_group_rows, result_tag_bits, result_tag_layout
+from plora.hw.defs.queue import ANCHOR_FIELDS, ANCHOR_NAN, ANCHOR_NONE
+from plora.hw.rtl.core.job import SOFTMAX_PAIRS, channel_bits, result_tag_layout
 from plora.hw.rtl.core.output_buffer import result_write_layout
+from plora.hw.rtl.core.softmax_path import values_here, values_layout
 from plora.hw.rtl.interfaces import NUMERIC_BITS
-from plora.hw.rtl.pe.array import results_layout
+from plora.hw.rtl.sfu.row_state import NO_ANCHOR, state_layout
 
 LANE_BITS = (WORD_VALUES - 1).bit_length()
 
@@ -25,8 +27,13 @@ class ResultCollector(wiring.Component):
     first is a multiple of that: within a word, every lane can take the value whose number agrees with
     its own in the low bits. Values beyond N are dropped, flags with them.
 
+    After the last values of a row of a token-wise job comes a word with the row's anchor
+    (`plora.hw.defs.queue.ANCHOR_FIELDS`); the array pauses for it.
+
     Ports:
-        results: from the array.
+        results: from the softmax path.
+        state_pair, state_enable: at an edge with ``state_enable`` the states of that pair of rows come to ``states``.
+        states: of both rows in the softmax unit.
         write: to the output buffer, one cycle later.
         collected: with the last write of a job.
     """
@@ -35,7 +42,10 @@ class ResultCollector(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "results": In(stream.Signature(results_layout(config, result_tag_bits(config)), always_ready=True)),
+                "results": In(stream.Signature(values_layout(config), always_ready=True)),
+                "state_pair": Out(range(SOFTMAX_PAIRS)),
+                "state_enable": Out(1),
+                "states": In(data.ArrayLayout(state_layout, PE_ROWS)),
                 "write": Out(result_write_layout(config)),
                 "collected": Out(collected_layout),
             }
@@ -47,41 +57,57 @@ class ResultCollector(wiring.Component):
         channels = config.channels
         tag = data.View(result_tag_layout(config), results.tag)
 
-        # Output rows before this tap, and of this tap: with several taps every channel is its own part.
-        before = Signal(range(max_group_rows(config) + 1))
-        here = Signal(range(channels + 1))
-        left = Signal(range(max_group_rows(config) + 1))
+        exists, before = values_here(m, config, tag, results.tap_index)
         place = Signal(LANE_BITS + 2)
-        m.d.comb += [
-            before.eq(results.tap_index << channel_bits(config)),
-            left.eq(Mux(before < tag.rows, tag.rows - before, 0)),
-            here.eq(Mux(left < channels >> tag.split_log2, left, channels >> tag.split_log2)),
-            place.eq(tag.lane + before),
-        ]
-        exists = Cat(q < here for q in range(channels))
+        m.d.comb += place.eq(tag.lane + before)
         lane = place[:LANE_BITS]
         write = self.write
         m.d.sync += [
-            write.valid.eq(self.results.valid & (here != 0)),
+            write.valid.eq(self.results.valid & exists.any()),
             write.region.eq(tag.region),
             write.word.eq(tag.word + place[LANE_BITS:]),
             write.lanes.eq((exists << lane)[:WORD_VALUES]),
             write.second_row.eq(results.second_row),
+            write.anchors.eq(results.anchors),
         ]
         for row in range(PE_ROWS):
             m.d.sync += write.data[row].eq(self._lanes(results.values[row], tag.split_log2))
 
         flags = Signal(NUMERIC_BITS)
         numeric = Signal(NUMERIC_BITS)
-        ends = Signal()
+        last, ends = Signal(), Signal()
         m.d.comb += flags.eq(0)
         for bit in range(NUMERIC_BITS):
             first, second = (Cat(results.numeric[row][q][bit] for q in range(channels)) for row in range(PE_ROWS))
             m.d.comb += flags[bit].eq(((first | Mux(results.second_row, second, 0)) & exists).any())
-        m.d.comb += ends.eq(self.results.valid & tag.end & results.last_tap)
-        with m.If(self.results.valid):
-            m.d.sync += numeric.eq(Mux(ends, 0, numeric | flags))
-        m.d.sync += [self.collected.valid.eq(ends), self.collected.numeric.eq(numeric | flags)]
+        m.d.comb += last.eq(self.results.valid & results.last_tap)
+
+        # The anchors of the two rows, in the word after that of the last values.
+        anchors_next, ends_next = Signal(), Signal()
+        m.d.comb += [
+            self.state_pair.eq(tag.pair),
+            self.state_enable.eq(last & tag.anchor),
+            ends.eq(Mux(anchors_next, ends_next, last & tag.end & ~tag.anchor)),
+        ]
+        m.d.sync += [anchors_next.eq(last & tag.anchor), ends_next.eq(tag.end)]
+        with m.If(anchors_next):
+            m.d.sync += [
+                write.valid.eq(1),
+                write.region.eq(write.region),
+                write.word.eq(write.word + 1),
+                write.lanes.eq(~0),
+                write.second_row.eq(write.second_row),
+                *(write.data[row].eq(_anchor_word(self.states[row])) for row in range(PE_ROWS)),
+            ]
+
+        with m.If(ends):
+            m.d.sync += numeric.eq(0)
+        with m.Elif(self.results.valid):
+            m.d.sync += numeric.eq(numeric | flags)
+        m.d.sync += [
+            self.collected.valid.eq(ends),
+            self.collected.numeric.eq(numeric | Mux(self.results.valid, flags, 0)),
+        ]
         return m
 
     def _lanes(self, values: data.View, split_log2: Value) -> Value:
@@ -94,3 +120,21 @@ class ResultCollector(wiring.Component):
                 choice = Mux(split_log2 >= parts_log2, values[lane % (channels >> parts_log2)], choice)
             lanes.append(choice)
         return Cat(lanes)
+
+
+def _anchor_word(state: data.View) -> Value:
+    """The fields of `ANCHOR_FIELDS` of one row, in a word."""
+    anchor = state.anchor.as_signed()
+    values: dict[str, Value] = {
+        "anchor": Mux(anchor == NO_ANCHOR, C(ANCHOR_NONE, signed(32)), anchor),
+        "shift": state.shift,
+        "flags": Mux(state.nan, ANCHOR_NAN, 0),
+        "sum": state.total,
+    }
+    word: Value = C(0, 0)
+    for field in ANCHOR_FIELDS:
+        gap = C(0, 8 * field.offset - len(word))
+        value = values[field.name]
+        # Extended by its own sign, or by zeros.
+        word = Cat(word, gap, (value + C(0, signed(8 * field.size + 1)))[: 8 * field.size])
+    return word

@@ -60,6 +60,7 @@ class ControlUnit(wiring.Component):
         placements, arrivals, arrived, issue, weights_freed: see the buffers, the sequencer and the feeder.
         failures: reads that memory failed, one a channel.
         collected: of the result collector.
+        scores_stored, softmax_busy: of the softmax path.
         result, account, settled, write_failed, lines: see the result writer.
         completed: outcomes, in the order of ``decoded``.
         activity, waits_for_input: for the counters.
@@ -81,6 +82,8 @@ class ControlUnit(wiring.Component):
                 "weights_freed": In(1),
                 "failures": In(read_failure_layout).array(config.channels),
                 "collected": In(collected_layout),
+                "scores_stored": In(1),
+                "softmax_busy": In(1),
                 "result": Out(stream.Signature(result_layout(config))),
                 "account": In(range(ACCOUNTS)),
                 "settled": In(ACCOUNTS),
@@ -137,6 +140,7 @@ class ControlUnit(wiring.Component):
             weights.input.payload.address.eq(placed.work.weights_address),
             weights.input.payload.stripes.eq(placed.work.stripes),
             weights.input.payload.beats.eq(placed.work.beats),
+            weights.input.payload.skip.eq(placed.work.skip),
             weights.input.payload.held.eq(placed.work.pairs > 1),
             weights.input.payload.slot.eq(placed.slot),
             loader.freed.eq(gate.freed),
@@ -155,9 +159,11 @@ class ControlUnit(wiring.Component):
         m.d.comb += [
             gate.arrivals.eq(self.arrivals),
             gate.collected.eq(self.collected.valid),
+            gate.softmax_busy.eq(self.softmax_busy),
             gate.completed.eq(retirement.job_completed),
             gate.half_freed.eq(retirement.half_freed),
             sequencer.arrived.eq(self.arrived),
+            sequencer.scores_stored.eq(self.scores_stored),
             self.activity.eq(sequencer.activity),
             self.waits_for_input.eq(gate.waits_for_input),
         ]

@@ -22,7 +22,11 @@ from plora.hw.rtl.core.job import result_tag_bits
 from plora.hw.rtl.core.output_buffer import OutputBuffer
 from plora.hw.rtl.core.result_writer import ResultWriter
 from plora.hw.rtl.core.signature import NdpCoreSignature
+from plora.hw.rtl.core.softmax_path import SoftmaxPath
 from plora.hw.rtl.pe.array import PeArray
+
+FEEDER, COLLECTOR = range(2)
+"""Who reads the states of the softmax unit."""
 
 
 class NdpCore(wiring.Component):
@@ -35,8 +39,9 @@ class NdpCore(wiring.Component):
                      bursts <-----------------------+   |  +------------------ ResultWriter -> write
                        v                                |                           ^
         read <-> ChannelReader per channel -+-> DramBuffer --+                      |
-                                            +-> InputBuffer -+-> BeatFeeder -> PeArray -> ResultCollector
-                                                  kept words +--- OutputBuffer <----------------+
+                                            +-> InputBuffer -+-> BeatFeeder -> PeArray -> SoftmaxPath
+                                                  kept words |                                |
+                                                  and terms  +--- OutputBuffer <-- ResultCollector
 
     The memory delivers one stripe a cycle, the array eats one a cycle, and everything between is there
     to keep it so: operands and weights of later jobs are read while one runs, results of earlier jobs
@@ -61,6 +66,7 @@ class NdpCore(wiring.Component):
         m.submodules.input_buffer = input_buffer = InputBuffer(config)
         m.submodules.feeder = feeder = BeatFeeder(config)
         m.submodules.array = array = PeArray(config, tag_bits=result_tag_bits(config))
+        m.submodules.softmax = softmax = SoftmaxPath(config)
         m.submodules.collector = collector = ResultCollector(config)
         m.submodules.output_buffer = output_buffer = OutputBuffer(config)
         m.submodules.writer = writer = ResultWriter(config)
@@ -111,12 +117,22 @@ class NdpCore(wiring.Component):
             feeder.weights.eq(dram_buffer.stripe),
             feeder.stripes.eq(input_buffer.stripes),
             feeder.kept.eq(output_buffer.kept),
+            feeder.anchors.eq(output_buffer.anchors),
+            softmax.reads[FEEDER].pair.eq(issue.state_pair),
+            softmax.reads[FEEDER].enable.eq(read & issue.state_enable),
+            feeder.states.eq(softmax.reads[FEEDER].states),
         ]
         connect(m, feeder.beats, array.beats)
 
         # Results.
-        connect(m, array.results, collector.results)
+        connect(m, array.results, softmax.results)
+        connect(m, softmax.values, collector.results)
         m.d.comb += [
+            softmax.reads[COLLECTOR].pair.eq(collector.state_pair),
+            softmax.reads[COLLECTOR].enable.eq(collector.state_enable),
+            collector.states.eq(softmax.reads[COLLECTOR].states),
+            control.scores_stored.eq(softmax.stored),
+            control.softmax_busy.eq(softmax.busy),
             output_buffer.write.eq(collector.write),
             control.collected.eq(collector.collected),
             control.account.eq(writer.account),

@@ -8,18 +8,29 @@ from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.config import (
     DOT_LANES,
+    DOTS_PER_WORD,
+    KEPT_MAX_TOKENS,
     KEPT_MAX_VALUES,
     KEPT_ROW_WORDS,
     PE_ROWS,
+    SOFTMAX_MAX_ROWS,
     VALUE_BYTES,
     WORD_BYTES,
     WORD_VALUES,
     NdpConfig,
 )
 from plora.hw.defs.descriptor import DType, Keep, Op, Source, Type, field
-from plora.hw.defs.queue import RESULT_OFFSET, operand_offset
-from plora.hw.defs.status import Status
-from plora.hw.rtl.core.job import Destination, channel_bits, decoded_layout, max_group_rows
+from plora.hw.defs.queue import RESULT_OFFSET, SCALE_MAX_EXPONENT, SCALE_MIN_EXPONENT, operand_offset
+from plora.hw.defs.status import CHECK_ORDER, Status
+from plora.hw.rtl.core.divider import SequentialDivider
+from plora.hw.rtl.core.job import (
+    SCALE_IGNORED_BITS,
+    Destination,
+    channel_bits,
+    decoded_layout,
+    max_group_rows,
+    stripe_count_bits,
+)
 from plora.hw.rtl.core.multiplier import SequentialMultiplier, multiply_steps
 from plora.hw.rtl.interfaces import STATUS_BITS, fetched_layout
 from plora.hw.rtl.pe.array import TAP_BITS, split_bits
@@ -28,6 +39,9 @@ DIMENSION_BITS = field("device_rows").width
 ADDRESS_BITS = field("device_address").width
 WORD_VALUES_LOG2 = WORD_VALUES.bit_length() - 1
 MAX_TAPS_LOG2 = 2
+TRANSPOSED_GROUP_BITS = (KEPT_MAX_VALUES // DOTS_PER_WORD).bit_length()
+"""Bits of the groups of a transposed operand that is legal."""
+FP32_BIAS, FP32_FRACTION_BITS = 127, 23
 
 
 def log2(power: int) -> int:
@@ -42,13 +56,15 @@ def chain_state_layout(config: NdpConfig) -> data.StructLayout:
     return data.StructLayout(
         {
             "kept_rows": DIMENSION_BITS,
-            "kept_columns": KEPT_MAX_VALUES.bit_length(),
+            "kept_columns": KEPT_MAX_TOKENS.bit_length(),
+            "kept_softmax": 1,
             "operand_rows": DIMENSION_BITS,
             "operand_columns": DIMENSION_BITS,
             "acc_rows": DIMENSION_BITS,
             "acc_batch": DIMENSION_BITS,
             "acc_split": split_bits(config),
             "acc_terms": config.accumulator.max_terms.bit_length(),
+            "acc_transpose": 1,
         }
     )
 
@@ -56,7 +72,8 @@ def chain_state_layout(config: NdpConfig) -> data.StructLayout:
 def geometry_layout(config: NdpConfig) -> data.StructLayout:
     """What follows from the dimensions and the window without a product. Terms of `plora.hw.defs.packing`.
 
-    ``room`` is the signed distance from the operand's address to the end of the window.
+    ``room`` is the signed distance from the operand's address to the end of the window, ``kept_limit`` the
+    most columns that the result may have as a kept intermediate.
     """
     rows = unsigned(max_group_rows(config).bit_length())
     return data.StructLayout(
@@ -71,6 +88,8 @@ def geometry_layout(config: NdpConfig) -> data.StructLayout:
             "row_stripes": DIMENSION_BITS,
             "row_words": DIMENSION_BITS,
             "pairs": DIMENSION_BITS,
+            "kept_stride": config.kept_words.bit_length(),
+            "kept_limit": max(KEPT_MAX_TOKENS, KEPT_MAX_VALUES).bit_length(),
             "room": ADDRESS_BITS + 1,
             "above_base": 1,
             "limit_exists": 1,
@@ -91,7 +110,8 @@ class Decoder(wiring.Component):
     refused, after which the rest is CHAIN_ABORTED. A verdict of the queue engine stands as it is.
 
     A descriptor takes `cycles` cycles, most of them spent on four products that are made two bits at a
-    time. That is hidden behind the execution of the descriptors before it.
+    time. That is hidden behind the execution of the descriptors before it. With a transposed operand it waits
+    for a quotient too, the stripes set aside for a group, and takes `transposed_cycles`.
 
     Ports:
         input: from the instruction buffer; the descriptor is taken when its outcome is.
@@ -111,6 +131,11 @@ class Decoder(wiring.Component):
     def cycles(self) -> int:
         """Cycles from one outcome to the next where neither side waits."""
         return multiply_steps(DIMENSION_BITS) + 5
+
+    @property
+    def transposed_cycles(self) -> int:
+        """The same for a transposed operand."""
+        return max(multiply_steps(DIMENSION_BITS), stripe_count_bits(self._config)) + 5
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -139,6 +164,14 @@ class Decoder(wiring.Component):
             ]
             done.append(multiplier.done)
 
+        # Stripes set aside for each group of a transposed operand.
+        m.submodules.divide = divider = SequentialDivider(stripe_count_bits(config), TRANSPOSED_GROUP_BITS)
+        m.d.comb += [
+            divider.dividend.eq(d.device_bytes >> log2(config.stripe_bytes)),
+            divider.divisor.eq(geometry.groups),
+            divider.start.eq(start),
+        ]
+
         # What the descriptor before this one left, and what this one finds.
         left = Signal(chain_state_layout(config))
         chain = Signal(chain_state_layout(config))
@@ -150,7 +183,7 @@ class Decoder(wiring.Component):
         status = Signal(STATUS_BITS, reset_less=True)
         verdict = Signal()
         m.d.comb += verdict.eq(fetched.verdict != Status.OK)
-        m.d.sync += faults.eq(self._faults(fetched, geometry, products, chain))
+        m.d.sync += faults.eq(self._faults(fetched, geometry, products, divider, chain))
 
         with m.FSM():
             with m.State("GEOMETRY"):
@@ -160,7 +193,7 @@ class Decoder(wiring.Component):
                 m.d.comb += start.eq(1)
                 m.next = "WAIT"
             with m.State("WAIT"):
-                with m.If(Cat(done).all()):
+                with m.If(Cat(done).all() & (divider.done | ~d.transpose)):
                     m.next = "SAY"
             with m.State("SAY"):
                 with m.If(verdict):
@@ -169,7 +202,7 @@ class Decoder(wiring.Component):
                     m.d.sync += status.eq(Status.CHAIN_ABORTED)
                 with m.Else():
                     m.d.sync += status.eq(Status.OK)
-                    for code in sorted(Status, reverse=True):  # the last that applies, the lowest, wins
+                    for code in reversed(CHECK_ORDER):  # of those that apply, the last assignment wins
                         with m.If(faults.bit_select(int(code), 1)):
                             m.d.sync += status.eq(code)
                 m.next = "GIVE"
@@ -204,6 +237,7 @@ class Decoder(wiring.Component):
             work.stripes.eq(products.stripes),
             work.groups.eq(geometry.groups),
             work.beats.eq(geometry.beats),
+            work.skip.eq(Mux(d.transpose, divider.quotient - geometry.beats, 0)),
             work.tap.eq(geometry.taps_log2),
             work.split_log2.eq(geometry.split_log2),
             work.tail.eq(geometry.tail),
@@ -211,17 +245,25 @@ class Decoder(wiring.Component):
             work.last_rows.eq(geometry.last_rows),
             work.continues.eq(d.acc_in),
             work.destination.eq(Destination.MEMORY),
-            work.kept_word.eq(Mux(d.keep == Keep.APPEND, chain.kept_columns[WORD_VALUES_LOG2:], 0)),
+            work.kept_stride.eq(geometry.kept_stride),
             work.row_words.eq(geometry.row_words),
+            work.token_wise.eq(d.transpose),
+            work.softmax.eq(d.op == Op.SOFTMAX),
+            work.begins.eq(d.keep == Keep.NEW),
+            work.scale.eq(fetched.scale[SCALE_IGNORED_BITS:]),
         ]
         with m.If(d.acc_out):
             m.d.comb += work.destination.eq(Destination.ACCUMULATORS)
         with m.Elif(d.keep != Keep.NONE):
             m.d.comb += work.destination.eq(Destination.KEPT)
+        with m.If(d.transpose):
+            m.d.comb += work.kept_word.eq(chain.acc_terms[WORD_VALUES_LOG2:])
+        with m.Elif(d.keep == Keep.APPEND):
+            m.d.comb += work.kept_word.eq(chain.kept_columns[WORD_VALUES_LOG2:])
         return m
 
     def _geometry(self, m: Module, fetched: data.View) -> Value:
-        """`plora.hw.defs.packing.pack_geometry` and its companions."""
+        """`plora.hw.defs.packing.pack_geometry`, ``pack_geometry_transposed`` and their companions."""
         config = self._config
         d = fetched.descriptor
         n, k = d.device_rows, d.device_columns
@@ -233,31 +275,45 @@ class Decoder(wiring.Component):
         m.d.comb += [
             last_row.eq(n - 1),
             last_column.eq(k - 1),
-            g.taps_log2.eq(Mux(k <= DOT_LANES // 2, 2, Mux(k <= DOT_LANES, 1, 0))),
-            rows_log2.eq(channels_log2 + g.taps_log2 - g.split_log2),
-            columns_log2.eq(WORD_VALUES_LOG2 - g.taps_log2 + g.split_log2),
+            g.taps_log2.eq(Mux(d.transpose | (k > DOT_LANES), 0, Mux(k > DOT_LANES // 2, 1, 2))),
+            rows_log2.eq(channels_log2 + Mux(d.transpose, log2(DOTS_PER_WORD), g.taps_log2 - g.split_log2)),
+            columns_log2.eq(WORD_VALUES_LOG2 - Mux(d.transpose, log2(DOTS_PER_WORD), g.taps_log2 - g.split_log2)),
             g.groups.eq((last_row >> rows_log2) + 1),
             g.beats.eq((last_column >> columns_log2) + 1),
             g.tail.eq((last_column & ((1 << columns_log2) - 1)) + 1),
             g.group_rows.eq(1 << rows_log2),
             g.last_rows.eq((last_row & ((1 << rows_log2) - 1)) + 1),
             g.row_stripes.eq(last_column[WORD_VALUES_LOG2 + channels_log2 :] + 1),
-            g.row_words.eq(last_row[WORD_VALUES_LOG2:] + 1),
+            g.row_words.eq(last_row[WORD_VALUES_LOG2:] + 1 + d.transpose),
             g.pairs.eq((d.gpu_rows + PE_ROWS - 1) >> log2(PE_ROWS)),
+            # The pairs share the kept part in equal powers of two.
+            *(
+                g.kept_stride[bit].eq((g.pairs <= config.kept_words >> bit) & (g.pairs > config.kept_words >> bit + 1))
+                for bit in range(log2(config.kept_words) + 1)
+            ),
             g.room.eq(fetched.limit - d.device_address),
             g.above_base.eq(d.device_address >= fetched.base),
             g.limit_exists.eq(fetched.limit <= 1 << config.dpa_bits),
         ]
         for parts_log2 in range(1, channels_log2 + 1):
-            with m.If((k > KEPT_MAX_VALUES) & (n <= config.channels >> parts_log2)):
+            with m.If((k > KEPT_MAX_VALUES) & (n <= config.channels >> parts_log2) & ~d.transpose):
                 m.d.comb += g.split_log2.eq(parts_log2)
+        with m.If(d.op != Op.SOFTMAX):
+            m.d.comb += g.kept_limit.eq(Mux(g.kept_stride >= KEPT_ROW_WORDS, KEPT_MAX_VALUES, 0))
+        with m.Elif(g.kept_stride > KEPT_MAX_TOKENS // WORD_VALUES):
+            m.d.comb += g.kept_limit.eq(KEPT_MAX_TOKENS)
+        with m.Else():
+            m.d.comb += g.kept_limit.eq(g.kept_stride << WORD_VALUES_LOG2)
         return g
 
-    def _faults(self, fetched: data.View, g: data.View, products: data.View, chain: data.View) -> Value:
+    def _faults(
+        self, fetched: data.View, g: data.View, products: data.View, divider: SequentialDivider, chain: data.View
+    ) -> Value:
         """One bit for every status code: `check`, with all its conditions side by side."""
         config = self._config
         d = fetched.descriptor
         n, k, b = d.device_rows, d.device_columns, d.gpu_rows
+        softmax, from_slot, from_kept = d.op == Op.SOFTMAX, d.source == Source.SLOT, d.source == Source.KEPT
         keeps = d.keep != Keep.NONE
         held = keeps | d.acc_out
         stripe_log2, word_log2 = log2(config.stripe_bytes), log2(WORD_BYTES)
@@ -265,59 +321,76 @@ class Decoder(wiring.Component):
         padded_stripes = products.operand_stripes + Mux(b[0], g.row_stripes, 0)
         padded_words = products.result_words + Mux(b[0], g.row_words, 0)
         packed_bytes = products.stripes << stripe_log2
+        apart = (d.device_bytes[:stripe_log2] == 0) & (divider.remainder == 0) & (divider.quotient >= g.beats)
         operand_end = (products.operand_stripes << stripe_log2) + operand_offset(config)
         result_end = (products.result_words << word_log2) + RESULT_OFFSET
+        scale_exponent = fetched.scale[FP32_FRACTION_BITS:]  # with the sign on top: beyond the largest if negative
 
-        kept_alike = (b == chain.kept_rows) & (k == chain.kept_columns)
+        taken = chain.acc_terms + k
+        whole_words = chain.acc_terms[:WORD_VALUES_LOG2] == 0
+        tokens_there = whole_words & Mux(d.acc_out, taken <= chain.kept_columns, taken == chain.kept_columns)
+        kept_alike = (
+            (b == chain.kept_rows)
+            & (d.transpose == chain.kept_softmax)
+            & Mux(d.transpose, tokens_there, k == chain.kept_columns)
+        )
         operand_alike = (b == chain.operand_rows) & (k == chain.operand_columns)
         sums_alike = (
             (n == chain.acc_rows)
             & (b == chain.acc_batch)
             & (g.split_log2 == chain.acc_split)
-            & (chain.acc_terms + k <= config.accumulator.max_terms)
+            & (d.transpose == chain.acc_transpose)
+            & (taken <= config.accumulator.max_terms)
         )
         appends = (
             (chain.kept_columns != 0)
             & (chain.kept_columns[:WORD_VALUES_LOG2] == 0)
             & (chain.kept_rows == b)
-            & (chain.kept_columns + n <= KEPT_MAX_VALUES)
+            & (chain.kept_softmax == softmax)
+            & (chain.kept_columns + n <= g.kept_limit)
         )
         conditions: dict[Status, Value] = {
             Status.BAD_TYPE: d.type != Type.READ_COMPUTE,
-            Status.BAD_OP: (d.op != Op.GEMV) & (d.op != Op.GEMM),
+            Status.BAD_OP: (d.op != Op.GEMV) & (d.op != Op.GEMM) & ~softmax,
             Status.BAD_DTYPE: d.dtype != DType.FP16,
             Status.BAD_FLAGS: (d.source > Source.CHAIN)
             | (d.keep > Keep.APPEND)
             | (held & ~d.chain)
             | (keeps & d.acc_out)
-            | ((d.source == Source.KEPT) & (d.keep == Keep.NEW)),
-            Status.BAD_RESERVED: (d.reserved != 0) | d.transpose,
+            | (from_kept & (d.keep == Keep.NEW))
+            | (softmax & (~keeps | from_kept | d.acc_in | d.transpose))
+            | (d.transpose & (~from_kept | keeps)),
+            Status.BAD_RESERVED: d.reserved != 0,
             Status.ZERO_DIMENSION: (n == 0) | (k == 0) | (b == 0) | (d.gpu_columns == 0),
             Status.SHAPE_MISMATCH: (k != d.gpu_columns)
             | ((d.op == Op.GEMV) & (b != 1))
             | (k > config.accumulator.max_terms)
-            | ((d.source == Source.KEPT) & (k > KEPT_MAX_VALUES))
+            | (softmax & (b > SOFTMAX_MAX_ROWS))
+            | (~d.transpose & (from_kept | softmax) & (k > KEPT_MAX_VALUES))
+            | (d.transpose & (n > KEPT_MAX_VALUES))
             | ((d.acc_in | d.acc_out) & ((g.pairs > 1) | (g.groups > 1) | (g.taps_log2 != 0))),
             Status.SIZE_MISMATCH: (d.gpu_bytes != products.operand_values << log2(VALUE_BYTES))
-            | (d.device_bytes != packed_bytes),
+            | Mux(d.transpose, ~apart, d.device_bytes != packed_bytes),
             Status.MISALIGNED: d.device_address[:stripe_log2] != 0,
             Status.OUT_OF_WINDOW: ~g.above_base
             | ~g.limit_exists
             | g.room[ADDRESS_BITS]
             | (g.room[:ADDRESS_BITS] == 0)
             | (g.room[:ADDRESS_BITS] < d.device_bytes),
-            Status.INPUT_TOO_LARGE: (d.source == Source.SLOT) & (padded_stripes > PE_ROWS * config.input_half_stripes),
+            Status.INPUT_TOO_LARGE: from_slot & (padded_stripes > PE_ROWS * config.input_half_stripes),
             Status.OUTPUT_TOO_LARGE: Mux(
                 keeps,
-                (n > KEPT_MAX_VALUES) | (g.pairs * KEPT_ROW_WORDS > config.kept_words),
+                n > g.kept_limit,
                 ~d.acc_out & (padded_words > PE_ROWS * config.result_half_words),
             ),
             Status.WEIGHTS_TOO_LARGE: (g.pairs > 1) & (g.beats > config.dram_buffer_stripes),
-            Status.SLOT_OVERFLOW: ((d.source == Source.SLOT) & (operand_end > 1 << fetched.submission_slot_log2))
+            Status.SLOT_OVERFLOW: (from_slot & (operand_end > 1 << fetched.submission_slot_log2))
             | (~held & (result_end > 1 << fetched.result_slot_log2)),
+            Status.BAD_SCALE: softmax
+            & ((scale_exponent < FP32_BIAS + SCALE_MIN_EXPONENT) | (scale_exponent > FP32_BIAS + SCALE_MAX_EXPONENT)),
             Status.CHAIN_BROKEN: (d.acc_in != (chain.acc_rows != 0))
             | (d.acc_in & ~sums_alike)
-            | ((d.source == Source.KEPT) & ~kept_alike)
+            | (from_kept & ~kept_alike)
             | ((d.source == Source.CHAIN) & ~operand_alike)
             | ((d.keep == Keep.APPEND) & ~appends),
         }
@@ -329,7 +402,11 @@ class Decoder(wiring.Component):
         with m.If(d.source == Source.SLOT):
             m.d.sync += [left.operand_rows.eq(d.gpu_rows), left.operand_columns.eq(d.device_columns)]
         with m.If(d.keep == Keep.NEW):
-            m.d.sync += [left.kept_rows.eq(d.gpu_rows), left.kept_columns.eq(d.device_rows)]
+            m.d.sync += [
+                left.kept_rows.eq(d.gpu_rows),
+                left.kept_columns.eq(d.device_rows),
+                left.kept_softmax.eq(d.op == Op.SOFTMAX),
+            ]
         with m.Elif(d.keep == Keep.APPEND):
             m.d.sync += left.kept_columns.eq(chain.kept_columns + d.device_rows)
         with m.If(d.acc_out):
@@ -338,6 +415,13 @@ class Decoder(wiring.Component):
                 left.acc_batch.eq(d.gpu_rows),
                 left.acc_split.eq(g.split_log2),
                 left.acc_terms.eq(chain.acc_terms + d.device_columns),
+                left.acc_transpose.eq(d.transpose),
             ]
         with m.Else():
-            m.d.sync += [left.acc_rows.eq(0), left.acc_batch.eq(0), left.acc_split.eq(0), left.acc_terms.eq(0)]
+            m.d.sync += [
+                left.acc_rows.eq(0),
+                left.acc_batch.eq(0),
+                left.acc_split.eq(0),
+                left.acc_terms.eq(0),
+                left.acc_transpose.eq(0),
+            ]

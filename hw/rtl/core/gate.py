@@ -17,7 +17,7 @@ class JobGate(wiring.Component):
     """Grants jobs in order, each when
 
     * its operand has arrived in the input buffer, or, where that is the kept intermediate, every result
-      that is still in the array has been stored;
+      that is still in the array has been stored, and the softmax unit is done with its rows;
     * a result half is free for it, if its results go to memory: the halves are used in turn;
     * fewer than `FINISHED` jobs before it wait for completion.
 
@@ -30,6 +30,7 @@ class JobGate(wiring.Component):
         freed: stripes of the input buffer to give back: those of the operand before that of the job
             which is being granted.
         collected: a job's last result is being stored.
+        softmax_busy: the states of rows in the softmax unit are not complete.
         half_freed: result halves that may be filled again.
         completed: a granted job is completed.
         waits_for_input: the next job lacks its operand and nothing else.
@@ -44,6 +45,7 @@ class JobGate(wiring.Component):
                 "arrivals": In(ARRIVALS_BITS),
                 "freed": Out(range(input_capacity(config) + 1)),
                 "collected": In(1),
+                "softmax_busy": In(1),
                 "half_freed": In(RESULT_HALVES),
                 "completed": In(1),
                 "waits_for_input": Out(1),
@@ -70,7 +72,11 @@ class JobGate(wiring.Component):
         operand_there, room_there = Signal(), Signal()
         m.d.comb += [
             operand_there.eq(
-                Mux(work.load, self.arrivals != consumed, ~work.from_kept | (uncollected == 0)),
+                Mux(
+                    work.load,
+                    self.arrivals != consumed,
+                    ~work.from_kept | ((uncollected == 0) & ~(work.token_wise & self.softmax_busy)),
+                ),
             ),
             room_there.eq((uncompleted != FINISHED) & ~(to_memory & busy.bit_select(half, 1))),
             self.granted.valid.eq(self.jobs.valid & operand_there & room_there),

@@ -12,10 +12,17 @@ from enum import IntEnum
 from amaranth.hdl import Shape, unsigned
 from amaranth.lib import data
 
-from plora.hw.defs.config import KEPT_MAX_VALUES, KEPT_ROW_WORDS, PE_ROWS, WORD_VALUES, NdpConfig
+from plora.hw.defs.config import (
+    KEPT_MAX_VALUES,
+    KEPT_ROW_WORDS,
+    PE_ROWS,
+    SOFTMAX_MAX_ROWS,
+    WORD_VALUES,
+    NdpConfig,
+)
 from plora.hw.defs.descriptor import MAX_OPERAND_BYTES
 from plora.hw.defs.packing import ceil_div
-from plora.hw.rtl.interfaces import QUEUE_BITS, STATUS_BITS, descriptor_layout, word_address_bits
+from plora.hw.rtl.interfaces import QUEUE_BITS, SCALE_BITS, STATUS_BITS, descriptor_layout, word_address_bits
 from plora.hw.rtl.pe.array import TAP_BITS, split_bits
 
 JOB_SLOTS = 4
@@ -32,6 +39,13 @@ FINISHED = 4
 
 RESULT_HALVES = 2
 
+SOFTMAX_PAIRS = SOFTMAX_MAX_ROWS // PE_ROWS
+"""Pairs of query rows of which the softmax unit keeps the state."""
+
+SCALE_IGNORED_BITS = 7
+"""Lowest bits of the softmax scale, which do not count."""
+
+SCALE_USED_BITS = SCALE_BITS - SCALE_IGNORED_BITS
 
 REGION_BITS = 2
 
@@ -88,6 +102,11 @@ def max_group_rows(config: NdpConfig) -> int:
     return 4 * config.channels
 
 
+def kept_word_bits(config: NdpConfig) -> int:
+    """Bits of a word's number in the kept part."""
+    return (config.kept_words - 1).bit_length()
+
+
 def work_layout(config: NdpConfig) -> data.StructLayout:
     """The work of one job.
 
@@ -102,14 +121,20 @@ def work_layout(config: NdpConfig) -> data.StructLayout:
     weights_address       channel-local word of the device operand's first stripe
     stripes               stripes of the device operand
     groups, beats         row groups, and stripes of each
+    skip                  stripes between one group and the next
     tap, split_log2       see `plora.hw.rtl.pe.array.beat_layout`
     tail                  values of K in a group's last beat, 1 ... lanes of a tap x parts
     group_rows            output rows of a group but the last
     last_rows             output rows of the last group
     continues             1: go on with the sums in the accumulators
     destination           what becomes of the sums
-    kept_word             first word of the appended columns in a kept row
+    kept_stride           words from one pair of kept rows to the next
+    kept_word             first word of the appended columns in a kept row; token-wise, of the columns to take
     row_words             words of a result row
+    token_wise            1: the weights are a transposed operand, the kept intermediate softmax terms
+    softmax               1: the results are scores, and pass the softmax unit
+    begins                1: they begin the rows of that unit anew
+    scale                 highest bits of the softmax scale
     ====================  ==============================================================================
     """
     stripes = unsigned(stripe_count_bits(config))
@@ -127,6 +152,7 @@ def work_layout(config: NdpConfig) -> data.StructLayout:
             "stripes": stripes,
             "groups": stripes,
             "beats": stripes,
+            "skip": stripes,
             "tap": TAP_BITS,
             "split_log2": split_bits(config),
             "tail": (WORD_VALUES * config.channels).bit_length(),
@@ -134,8 +160,13 @@ def work_layout(config: NdpConfig) -> data.StructLayout:
             "last_rows": rows,
             "continues": 1,
             "destination": DESTINATION_BITS,
-            "kept_word": (KEPT_ROW_WORDS - 1).bit_length(),
+            "kept_stride": config.kept_words.bit_length(),
+            "kept_word": kept_word_bits(config),
             "row_words": config.result_half_words.bit_length(),
+            "token_wise": 1,
+            "softmax": 1,
+            "begins": 1,
+            "scale": SCALE_USED_BITS,
         }
     )
 
@@ -183,6 +214,11 @@ def result_tag_layout(config: NdpConfig) -> data.StructLayout:
     lane        its place in that word
     rows        output rows of the group that exist
     split_log2  as in the beat
+    pair        pair of query rows
+    softmax     1: the results are scores, and pass the softmax unit
+    begins      1: they begin the two rows of that unit anew
+    scale       of the scores
+    anchor      1: the last group of a token-wise job: the rows' anchors follow in the next word
     end         1: the job's last results
     ==========  ========================================================================================
     """
@@ -193,6 +229,11 @@ def result_tag_layout(config: NdpConfig) -> data.StructLayout:
             "lane": (WORD_VALUES - 1).bit_length(),
             "rows": max_group_rows(config).bit_length(),
             "split_log2": split_bits(config),
+            "pair": range(SOFTMAX_PAIRS),
+            "softmax": 1,
+            "begins": 1,
+            "scale": SCALE_USED_BITS,
+            "anchor": 1,
             "end": 1,
         }
     )
@@ -214,11 +255,15 @@ __all__ = [
     "RECORDS",
     "REGION_BITS",
     "RESULT_HALVES",
+    "SCALE_IGNORED_BITS",
+    "SCALE_USED_BITS",
+    "SOFTMAX_PAIRS",
     "Destination",
     "Region",
     "channel_bits",
     "decoded_layout",
     "input_capacity",
+    "kept_word_bits",
     "local_address_bits",
     "max_group_rows",
     "max_pairs",

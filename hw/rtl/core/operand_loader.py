@@ -89,6 +89,7 @@ class OperandLoader(wiring.Component):
             cutter.run.payload.address.eq(work.operand_address),
             cutter.run.payload.words.eq(work.operand_stripes),
             cutter.run.payload.group.eq(0),
+            cutter.run.payload.skip.eq(0),
             cutter.run.payload.slot.eq(slot),
             # The ring has room for the whole operand.
             cutter.room.eq(~0),

@@ -23,13 +23,17 @@ def lines_bits(config: NdpConfig) -> int:
 
 
 def result_layout(config: NdpConfig) -> data.StructLayout:
-    """A result in a half: DPA word of its first line, half, and its shape (``rows`` x ``columns`` values)."""
+    """A result in a half: DPA word of its first line, half, and its shape (``rows`` x ``columns`` values).
+
+    ``anchors``: every row has one word more, which goes out as it is.
+    """
     return data.StructLayout(
         {
             "address": word_address_bits(config),
             "half": range(RESULT_HALVES),
             "rows": lines_bits(config),
             "columns": (WORD_VALUES * config.result_half_words).bit_length(),
+            "anchors": 1,
         }
     )
 
@@ -75,7 +79,7 @@ class ResultWriter(wiring.Component):
 
         # Where the next read is: word ``word`` of row ``rows_done``.
         start, reading, read = Signal(), Signal(), Signal()
-        last_word = Signal.like(self.address)
+        last_value_word, last_word = Signal.like(self.address), Signal.like(self.address)
         word, pair_address = Signal.like(self.address), Signal.like(self.address)
         rows_done = Signal.like(result.rows)
         end_row, end_result = Signal(), Signal()
@@ -86,7 +90,8 @@ class ResultWriter(wiring.Component):
         sent = Signal()
 
         m.d.comb += [
-            last_word.eq((result.columns - 1) >> LANE_BITS),
+            last_value_word.eq((result.columns - 1) >> LANE_BITS),
+            last_word.eq(last_value_word + result.anchors),
             end_row.eq(word == last_word),
             end_result.eq(end_row & (rows_done + 1 == result.rows)),
             sent.eq(line.valid & line.ready),
@@ -114,7 +119,12 @@ class ResultWriter(wiring.Component):
                 line_address.eq(result.address),
             ]
         with m.If(read):
-            m.d.sync += [shown.eq(1), shown_tail.eq(end_row), shown_last.eq(end_result), word.eq(word + 1)]
+            m.d.sync += [
+                shown.eq(1),
+                shown_tail.eq(word == last_value_word),
+                shown_last.eq(end_result),
+                word.eq(word + 1),
+            ]
             with m.If(end_row):
                 m.d.sync += [word.eq(0), rows_done.eq(rows_done + 1)]
                 with m.If(rows_done[0]):

@@ -136,6 +136,7 @@ class Retirement(wiring.Component):
             result.half.eq(executed.half),
             result.rows.eq(d.gpu_rows),
             result.columns.eq(d.device_rows),
+            result.anchors.eq(d.transpose),
         ]
         with m.If(chain_failed & ~record.first & ~record.verdict):
             m.d.comb += status.eq(Status.CHAIN_ABORTED)

@@ -6,21 +6,26 @@ from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from plora.hw.defs.config import KEPT_ROW_WORDS, WORD_VALUES, NdpConfig
+from plora.hw.defs.config import DOTS_PER_WORD, PE_ROWS, WORD_VALUES, NdpConfig
 from plora.hw.rtl.core.dram_buffer import position_bits
 from plora.hw.rtl.core.feeder import beat_control_layout
 from plora.hw.rtl.core.job import (
     JOB_SLOT_BITS,
     REGION_BITS,
+    SOFTMAX_PAIRS,
     Destination,
     Region,
     input_capacity,
+    kept_word_bits,
     result_address_bits,
     result_tag_layout,
     work_layout,
 )
 
 CYCLES_BITS = 32
+SCORES_BITS = 6
+"""Bits of the number of groups whose scores are on their way to the kept part: more than fit feeder, array and
+softmax unit together."""
 LANE_BITS = (WORD_VALUES - 1).bit_length()
 
 
@@ -39,7 +44,8 @@ def granted_layout(config: NdpConfig) -> data.StructLayout:
 def issue_layout(config: NdpConfig) -> data.StructLayout:
     """A beat: the operand to read, and what goes with it.
 
-    The input buffer is read only where the beat's words are not in the stripe that it shows already.
+    A buffer is read only where the beat's words are not in the word or stripe that it shows already.
+    ``state_pair`` is the pair of rows whose final anchors a token-wise beat needs.
     """
     return data.StructLayout(
         {
@@ -47,6 +53,8 @@ def issue_layout(config: NdpConfig) -> data.StructLayout:
             "input_enable": 1,
             "kept_address": range(config.kept_words),
             "kept_enable": 1,
+            "state_pair": range(SOFTMAX_PAIRS),
+            "state_enable": 1,
             "control": beat_control_layout(config),
         }
     )
@@ -70,12 +78,19 @@ class BeatSequencer(wiring.Component):
         last use         | 0 1 2 |       | 3 4 5      of the stripe: in the pass of the last pair
 
     A beat waits until its stripe has arrived; everything else a job needs is there before it comes
-    here. Between the last beat of a job and the first of the next lies one cycle.
+    here. Between the last beat of a job and the first of the next lies one cycle. Results that do not pass
+    the softmax unit must not overtake those that do: a beat that completes such results waits until that
+    unit is empty.
+
+    A token-wise beat takes half a kept word, 16 softmax terms. Its results, two in a row, and after those
+    of a row's last group the row's anchor, need a pause of the array, as do scores, which the softmax unit takes
+    row by row.
 
     Ports:
         jobs: taken while no job is being walked through.
         issue: beats.
         arrived: of the DRAM buffer.
+        scores_stored: a group's scores have left the softmax unit.
         ended: see `ended_layout`.
         activity: see `activity_layout`.
     """
@@ -87,6 +102,7 @@ class BeatSequencer(wiring.Component):
                 "jobs": In(stream.Signature(granted_layout(config))),
                 "issue": Out(stream.Signature(issue_layout(config))),
                 "arrived": In(position_bits(config)),
+                "scores_stored": In(1),
                 "ended": Out(ended_layout),
                 "activity": Out(activity_layout),
             }
@@ -112,8 +128,9 @@ class BeatSequencer(wiring.Component):
         # The three nested loops: what is left of each, counted down to 0.
         beats_left = Signal.like(work.beats, reset_less=True)
         pairs_left = Signal.like(work.pairs, reset_less=True)
+        pair = Signal(range(SOFTMAX_PAIRS), reset_less=True)
         groups_left = Signal.like(work.groups, reset_less=True)
-        first_beat, first_pair = Signal(), Signal()
+        first_beat, first_pair, first_group = Signal(), Signal(), Signal()
         last_beat, last_pair, last_group = Signal(), Signal(), Signal()
         end_pass, end_group, end_job = Signal(), Signal(), Signal()
         m.d.comb += [
@@ -129,8 +146,10 @@ class BeatSequencer(wiring.Component):
                 beats_left.eq(new_work.beats - 1),
                 pairs_left.eq(new_work.pairs - 1),
                 groups_left.eq(new_work.groups - 1),
+                pair.eq(0),
                 first_beat.eq(1),
                 first_pair.eq(1),
+                first_group.eq(1),
             ]
         with m.Elif(fire):
             m.d.sync += [beats_left.eq(beats_left - 1), first_beat.eq(last_beat)]
@@ -138,22 +157,23 @@ class BeatSequencer(wiring.Component):
                 m.d.sync += [
                     beats_left.eq(work.beats - 1),
                     pairs_left.eq(Mux(last_pair, work.pairs - 1, pairs_left - 1)),
+                    pair.eq(Mux(last_pair, 0, pair + 1)),
                     first_pair.eq(last_pair),
                 ]
             with m.If(end_group):
-                m.d.sync += groups_left.eq(groups_left - 1)
+                m.d.sync += [groups_left.eq(groups_left - 1), first_group.eq(0)]
             with m.If(end_job):
                 m.d.sync += active.eq(0)
 
         # Weights: positions run on from group to group and from job to job.
         position, group_position = Signal(position_bits(config)), Signal(position_bits(config))
-        here = Signal()
+        here, overtakes = Signal(), Signal()
         m.d.comb += [
             # In the passes after the first, everything is there.
             here.eq(~first_pair | (position != self.arrived)),
             issue.control.weights_position.eq(position),
             issue.control.weights_last_use.eq(last_pair),
-            self.issue.valid.eq(active & here),
+            self.issue.valid.eq(active & here & ~overtakes),
         ]
         with m.If(fire):
             m.d.sync += position.eq(position + 1)
@@ -162,11 +182,20 @@ class BeatSequencer(wiring.Component):
             with m.Elif(end_pass):
                 m.d.sync += position.eq(group_position)
 
-        # Operand: word ``t * parts + g`` of the row for part g; kept rows are read word by word.
+        scores = Signal(SCORES_BITS)
+        score_begins = Signal()
+        m.d.comb += [
+            score_begins.eq(fire & issue.control.last & work.softmax),
+            overtakes.eq(issue.control.last & ~work.softmax & (scores != 0)),
+        ]
+        m.d.sync += scores.eq(scores + score_begins - self.scores_stored)
+
+        # Operand: word ``t * parts + g`` of the row for part g; kept rows are read word by word, or half by half.
         parts = Signal(range(config.channels + 1))
         part = Signal.like(issue.control.part, reset_less=True)
         address, pair_address = (Signal.like(issue.input_address, reset_less=True) for _ in range(2))
-        kept_word, kept_pair = (Signal.like(issue.kept_address, reset_less=True) for _ in range(2))
+        kept_word, kept_pair = (Signal(kept_word_bits(config), reset_less=True) for _ in range(2))
+        upper_half = Signal()
         last_part = Signal()
         m.d.comb += [
             parts.eq(1 << work.split_log2),
@@ -174,35 +203,39 @@ class BeatSequencer(wiring.Component):
             issue.input_address.eq(address),
             issue.input_enable.eq(~work.from_kept & (part == 0)),
             issue.kept_address.eq(kept_word),
-            issue.kept_enable.eq(work.from_kept),
+            issue.kept_enable.eq(work.from_kept & ~upper_half),
+            issue.state_pair.eq(pair),
+            issue.state_enable.eq(work.token_wise & first_beat),
         ]
         with m.If(start):
             m.d.sync += [
                 part.eq(0),
                 address.eq(new.operand_base),
                 pair_address.eq(new.operand_base),
-                kept_word.eq(0),
-                kept_pair.eq(0),
+                kept_word.eq(_first_kept_word(new_work)),
+                kept_pair.eq(_first_kept_word(new_work)),
+                upper_half.eq(0),
             ]
         with m.Elif(fire):
             m.d.sync += [
                 part.eq(Mux(last_part | last_beat, 0, part + parts)),
                 address.eq(address + last_part),
-                kept_word.eq(kept_word + 1),
+                kept_word.eq(kept_word + (~work.token_wise | upper_half)),
+                upper_half.eq(work.token_wise & ~upper_half & ~last_beat),
             ]
             with m.If(end_group):
                 m.d.sync += [
                     address.eq(job.operand_base),
                     pair_address.eq(job.operand_base),
-                    kept_word.eq(0),
-                    kept_pair.eq(0),
+                    kept_word.eq(_first_kept_word(work)),
+                    kept_pair.eq(_first_kept_word(work)),
                 ]
             with m.Elif(end_pass):
                 m.d.sync += [
                     address.eq(pair_address + work.row_stripes),
                     pair_address.eq(pair_address + work.row_stripes),
-                    kept_word.eq(kept_pair + KEPT_ROW_WORDS),
-                    kept_pair.eq(kept_pair + KEPT_ROW_WORDS),
+                    kept_word.eq(kept_pair + work.kept_stride),
+                    kept_pair.eq(kept_pair + work.kept_stride),
                 ]
 
         # Results: value n of pair p lies ``n`` values from the start of the pair's row.
@@ -213,7 +246,7 @@ class BeatSequencer(wiring.Component):
         with m.Elif(end_group):
             m.d.sync += [row.eq(_first_row_word(job)), value.eq(value + work.group_rows)]
         with m.Elif(end_pass):
-            m.d.sync += row.eq(row + Mux(job.region == Region.KEPT, KEPT_ROW_WORDS, work.row_words))
+            m.d.sync += row.eq(row + Mux(job.region == Region.KEPT, work.kept_stride, work.row_words))
 
         control = issue.control
         tag = data.View(result_tag_layout(config), control.tag)
@@ -223,6 +256,11 @@ class BeatSequencer(wiring.Component):
             tag.lane.eq(value[:LANE_BITS]),
             tag.rows.eq(Mux(last_group, work.last_rows, work.group_rows)),
             tag.split_log2.eq(work.split_log2),
+            tag.pair.eq(pair),
+            tag.softmax.eq(work.softmax),
+            tag.begins.eq(work.begins & first_group),
+            tag.scale.eq(work.scale),
+            tag.anchor.eq(work.token_wise & last_group),
             tag.end.eq(last_pair & last_group),
             control.from_kept.eq(work.from_kept),
             control.part.eq(part),
@@ -230,10 +268,16 @@ class BeatSequencer(wiring.Component):
             control.tail.eq(work.tail),
             control.tap.eq(work.tap),
             control.split_log2.eq(work.split_log2),
+            control.token_wise.eq(work.token_wise),
+            control.upper_half.eq(upper_half),
             control.first.eq(first_beat & ~work.continues),
             control.last.eq(last_beat & (work.destination != Destination.ACCUMULATORS)),
             control.second_row.eq(~(last_pair & work.single)),
         ]
+        with m.If(work.token_wise):
+            m.d.comb += control.pause.eq(Mux(last_group, DOTS_PER_WORD, DOTS_PER_WORD - 1))
+        with m.Elif(work.softmax):
+            m.d.comb += control.pause.eq(PE_ROWS - 1)
 
         # Time, from the first beat to the last.
         begun = Signal()
@@ -243,7 +287,7 @@ class BeatSequencer(wiring.Component):
             activity.beat.eq(fire),
             activity.span.eq(fire | begun),
             activity.stall_weights.eq(begun & ~here),
-            activity.stall_drain.eq(begun & here & ~self.issue.ready),
+            activity.stall_drain.eq(begun & here & ~fire),
             self.ended.valid.eq(end_job),
             self.ended.slot.eq(job.slot),
             self.ended.region.eq(job.region),
@@ -254,6 +298,11 @@ class BeatSequencer(wiring.Component):
         with m.Elif(activity.span):
             m.d.sync += [begun.eq(1), cycles.eq(cycles + 1)]
         return m
+
+
+def _first_kept_word(work: data.View) -> Value:
+    """First word that the job takes of every kept row."""
+    return Mux(work.token_wise, work.kept_word, 0)
 
 
 def _first_row_word(job: data.View) -> Value:

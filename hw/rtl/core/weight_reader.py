@@ -22,6 +22,7 @@ def weights_layout(config: NdpConfig) -> data.StructLayout:
             "address": local_address_bits(config),
             "stripes": stripes,
             "beats": stripes,
+            "skip": stripes,
             "held": 1,
             "slot": JOB_SLOT_BITS,
         }
@@ -74,7 +75,10 @@ class WeightReader(wiring.Component):
             self.input.ready.eq(cutter.run.ready),
             cutter.run.payload.address.eq(wanted.address),
             cutter.run.payload.words.eq(wanted.stripes),
-            cutter.run.payload.group.eq(Mux(wanted.held & (wanted.beats >= longest), wanted.beats, 0)),
+            cutter.run.payload.group.eq(
+                Mux((wanted.held & (wanted.beats >= longest)) | (wanted.skip != 0), wanted.beats, 0)
+            ),
+            cutter.run.payload.skip.eq(wanted.skip),
             cutter.run.payload.slot.eq(wanted.slot),
             cutter.room.eq(free),
             asked.eq(Mux(self.bursts.valid & self.bursts.ready, self.bursts.payload.length + 1, 0)),

@@ -547,6 +547,7 @@ class QueueEngine(wiring.Component):
                 self._chain_expired.eq(0),
                 self.fetched.valid.eq(1),
                 record.descriptor.eq(Mux(slot.error, 0, slot.descriptor.as_value())),
+                record.scale.eq(slot.scale),
                 record.queue.eq(here),
                 record.first.eq(~self._chain_open),
                 record.verdict.eq(verdict),

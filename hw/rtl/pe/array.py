@@ -5,17 +5,19 @@ The numeric contract is in docs/numerics.md; its executable form is `plora.sim.g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from amaranth import Module, Signal
-from amaranth.hdl import Cat, Mux, ShapeLike, unsigned
+from amaranth.hdl import Cat, Mux, ShapeLike, Value, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from plora.hw.build.platform import add_shared
-from plora.hw.defs.config import PE_ROWS, WORD_VALUES, NdpConfig
+from plora.hw.defs.config import DOT_LANES, DOTS_PER_WORD, PE_ROWS, WORD_VALUES, NdpConfig
 from plora.hw.rtl.interfaces import NUMERIC_BITS, WORD_BITS
 from plora.hw.rtl.pe.channel import PeChannel
 from plora.hw.rtl.pe.dot_unit import grid_name
-from plora.hw.rtl.pe.drain import Drain, score_layout
+from plora.hw.rtl.pe.drain import OFFSET_BITS, Drain, score_layout
 from plora.hw.rtl.pe.merge import RowMerge, split_steps
 from plora.hw.rtl.pe.product import FP16_BITS
 
@@ -24,10 +26,18 @@ TAP_CODES = 3
 TAP_BITS = 2
 """Bits of a tap code, and of a tap index."""
 
+MAX_PAUSE = 2
+"""Most cycles after a result that can be kept free of others."""
+
 
 def split_bits(config: NdpConfig) -> int:
     """Bits of ``split_log2``; one even where there is a single channel, which never splits."""
     return max(1, split_steps(config).bit_length())
+
+
+def pause_bits(config: NdpConfig) -> int:
+    """Bits of ``pause``, and of the cycles for which the row merge is taken."""
+    return max(MAX_PAUSE.bit_length(), split_bits(config))
 
 
 def beat_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
@@ -41,6 +51,12 @@ def beat_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
     tap             output rows in a word: 0: 1 (32 lanes), 1: 2 (16 lanes), 2: 4 (8 lanes).
                     More than one row needs ``first`` and ``last``
     split_log2      log2 of the parts over which K is dealt
+    token_wise      the weights are a stripe of 16 tokens (rows of V), to be taken apart by dims; ``tap`` and
+                    ``split_log2`` are 0. Dot unit d of channel c multiplies, lane j, weight lane
+                    ``(j // channels) * 2 * channels + d * channels + c`` of channel ``j % channels``
+    pause           cycles without a result after that of this beat, 0 where ``split_log2`` is not; of a
+                    token-wise beat at least 1, in which comes the result of dot unit 1
+    offsets         for both rows, e: the sums are divided by ``2**e`` before they are rounded
     first           the beat begins new sums; otherwise it adds to those in the accumulators
     last            the sums are complete with this beat: they leave as results
     second_row      input row 1 is used; returned with the results
@@ -60,6 +76,9 @@ def beat_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
             "mask": data.ArrayLayout(WORD_VALUES, config.channels),
             "tap": TAP_BITS,
             "split_log2": split_bits(config),
+            "token_wise": 1,
+            "pause": pause_bits(config),
+            "offsets": data.ArrayLayout(OFFSET_BITS, PE_ROWS),
             "first": 1,
             "last": 1,
             "second_row": 1,
@@ -72,8 +91,9 @@ def results_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
     """The results of one tap of one row group: up to ``channels`` values of each row.
 
     ``values[row][q]`` is y[row, n] with ``n = i * group_rows + tap_index * part_channels + q``, for
-    ``q < part_channels``; others have no meaning. ``numeric[row][q]`` says of the same value, by the
-    bits of `plora.hw.defs.queue`, that it is NaN or that it overflowed. ``scores`` are the same sums for
+    ``q < part_channels``; others have no meaning. Of a token-wise beat the dot units are like taps, with
+    ``tap_index`` 0 and 1. ``numeric[row][q]`` says of the same value, by the bits of
+    `plora.hw.defs.queue`, that it is NaN or that it overflowed. ``scores`` are the same sums for
     the softmax unit, with flags of their own.
     """
 
@@ -100,6 +120,8 @@ def _control_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
         {
             "valid": 1,
             "split_log2": split_bits(config),
+            "token_wise": 1,
+            "offsets": data.ArrayLayout(OFFSET_BITS, PE_ROWS),
             "tap_index": TAP_BITS,
             "last_tap": 1,
             "second_row": 1,
@@ -108,12 +130,28 @@ def _control_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
     )
 
 
+def token_wise_words(config: NdpConfig, words: Sequence[Value]) -> list[Value]:
+    """Return the weights of every channel's dot units for a token-wise beat: wires alone, see `beat_layout`."""
+    channels = config.channels
+    return [
+        Cat(
+            words[j % channels].word_select(j // channels * DOTS_PER_WORD * channels + d * channels + c, FP16_BITS)
+            for d in range(DOTS_PER_WORD)
+            for j in range(DOT_LANES)
+        )
+        for c in range(channels)
+    ]
+
+
 class PeArray(wiring.Component):
     """``PE_ROWS`` x ``channels`` x ``WORD_VALUES`` multiply-adds::
 
-        beats -> [registers] -> dot units: 3 steps -> row merge -> drains: 3 steps -> results
-                            2 per channel, row    1 adder per  1 per channel, row
-                                                  channel, row
+        beats -> wiring -> [registers] -> dot units: 3 steps -> row merge -> drains: 3 steps -> results
+                                      2 per channel, row    1 adder per  1 per channel, row
+                                                            channel, row
+
+    The weights of a beat go to the channels' dot units as they are, one output row to a channel, or,
+    token-wise, lane by lane to those of the dims: one 2:1 multiplexer a lane.
 
     Cycle behaviour. Nothing ever waits inside; beats are admitted so that what they lead to is free
     when they get there. A beat accepted in cycle t with ``last`` gives its result in cycle
@@ -123,6 +161,8 @@ class PeArray(wiring.Component):
     * A channel and row have one drain, one result a cycle. A word with several output rows
       therefore passes the array once for each, with only that tap's lanes enabled, and is accepted
       with the last: 2 or 4 cycles a beat. Results come in the order of ``tap_index``.
+    * A token-wise beat gives two results, of dot unit 0 and in the next cycle of dot unit 1, which waits in
+      registers: later beats are not held up but for a ``last`` within the pause.
     * Merging the parts of a split takes the adders of the row merge ``split_log2`` cycles more, and
       the next ``last`` is accepted so much later. Beats without ``last`` are not held up.
 
@@ -162,7 +202,7 @@ class PeArray(wiring.Component):
 
         # Admission: a word of several rows passes once for each, a completed sum waits for the row merge.
         tap_index = Signal(TAP_BITS)
-        merge_busy = Signal(split_bits(config))
+        merge_busy = Signal(pause_bits(config))
         issue, last_tap = Signal(), Signal()
         tap_lanes = Signal(WORD_VALUES)
         with m.Switch(beat.tap):
@@ -181,7 +221,7 @@ class PeArray(wiring.Component):
         with m.If(issue):
             m.d.sync += tap_index.eq(Mux(last_tap, 0, tap_index + 1))
         with m.If(issue & beat.last):
-            m.d.sync += merge_busy.eq(beat.split_log2)
+            m.d.sync += merge_busy.eq(beat.split_log2 | beat.pause)
         with m.Elif(merge_busy.any()):
             m.d.sync += merge_busy.eq(merge_busy - 1)
 
@@ -189,10 +229,11 @@ class PeArray(wiring.Component):
         lanes_on, first = Signal(WORD_VALUES), Signal()
         m.d.comb += [lanes_on.eq(tap_lanes & issue.replicate(WORD_VALUES)), first.eq(issue & beat.first)]
         columns = [PeChannel(config.accumulator) for _ in range(config.channels)]
+        by_tokens = token_wise_words(config, list(beat.weights))
         for channel, column in enumerate(columns):
             add_shared(m, platform, f"channel{channel}", f"pe_channel_{grid}", column)
             m.d.comb += [
-                column.weights.eq(beat.weights[channel]),
+                column.weights.eq(Mux(beat.token_wise, by_tokens[channel], beat.weights[channel])),
                 *(column.inputs[row].eq(beat.inputs[row][channel]) for row in range(PE_ROWS)),
                 column.enable.eq(beat.mask[channel] & lanes_on),
                 column.first.eq(first),
@@ -203,6 +244,8 @@ class PeArray(wiring.Component):
         m.d.comb += [
             issued.valid.eq(issue & beat.last),
             issued.split_log2.eq(beat.split_log2),
+            issued.token_wise.eq(beat.token_wise),
+            issued.offsets.eq(beat.offsets),
             issued.tap_index.eq(tap_index),
             issued.last_tap.eq(last_tap),
             issued.second_row.eq(beat.second_row),
@@ -210,7 +253,8 @@ class PeArray(wiring.Component):
         ]
         complete = self._delayed(m, "complete", issued, PeChannel.LATENCY)
 
-        # The row merge: load, then one step for each halving of the parts.
+        # The row merge: load, then one step for each halving of the parts, or the second load of two.
+        held = Signal()
         merging = Signal(max(1, steps))
         remaining = Signal(split_bits(config))
         waiting = Signal(control, reset_less=True)
@@ -222,13 +266,17 @@ class PeArray(wiring.Component):
                 waiting.eq(complete),
                 merged.eq(complete),
                 merged.valid.eq(~complete.split_log2.any()),
+                merged.last_tap.eq(complete.last_tap & ~complete.token_wise),
+                held.eq(complete.token_wise),
             ]
         with m.Else():
             finished = remaining == 1
             m.d.sync += [
                 merging.eq(Mux(finished, 0, merging << 1)),
                 merged.eq(waiting),
-                merged.valid.eq(merging.any() & finished),
+                merged.valid.eq((merging.any() & finished) | held),
+                merged.tap_index.eq(waiting.tap_index | held),
+                held.eq(0),
             ]
             with m.If(merging.any()):
                 m.d.sync += remaining.eq(remaining - 1)
@@ -237,14 +285,19 @@ class PeArray(wiring.Component):
         for row in range(PE_ROWS):
             merge = RowMerge(config)
             add_shared(m, platform, f"row{row}_merge", f"row_merge_{config.channels}_{grid}", merge)
-            m.d.comb += [merge.load.eq(complete.valid), merge.steps.eq(merging)]
+            m.d.comb += [
+                merge.load.eq(complete.valid),
+                merge.apart.eq(complete.token_wise),
+                merge.load_held.eq(held),
+                merge.steps.eq(merging),
+            ]
             for channel, column in enumerate(columns):
                 m.d.comb += merge.sums[channel].eq(column.sums[row])
                 drain = Drain(config.accumulator)
                 add_shared(m, platform, f"row{row}_channel{channel}_drain", f"drain_{grid}", drain)
                 m.d.comb += [
                     drain.sum.eq(merge.merged[channel]),
-                    drain.offset.eq(0),
+                    drain.offset.eq(merged.offsets[row]),
                     drain.bf16.eq(0),
                     drain.scale.eq(0),
                     drain.from_bf16.eq(0),

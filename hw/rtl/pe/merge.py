@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import reduce
 from operator import or_
 
-from amaranth import Module
+from amaranth import Module, Signal
 from amaranth.hdl import Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
@@ -35,21 +35,24 @@ class RowMerge(wiring.Component):
     """One adder a channel, used for one step a cycle.
 
     ====================  ==========================================================================
-    ``load``              ``merged[c]`` becomes the sum of the dot units of channel c
+    ``load``              ``merged[c]`` becomes the sum of the dot units of channel c; with ``apart``
+                          that of dot unit 0 alone, and that of dot unit 1 is held
+    ``load_held``         ``merged[c]`` becomes what was held
     ``steps[i]``          ``merged[c] += merged[c + stride]`` with ``stride = channels >> (i + 1)``,
                           for ``c < stride``; the others lose their meaning
-    neither               ``merged`` becomes zero, so that nothing toggles
+    none of these         ``merged`` becomes zero, so that nothing toggles
     ====================  ==========================================================================
 
     At most one of them is set. Steps 0 ... s - 1 in the cycles after a load leave the sum over
-    ``2**s`` parts of the channels in the first ``channels >> s`` of ``merged``.
+    ``2**s`` parts of the channels in the first ``channels >> s`` of ``merged``. The held sums are safe
+    from whatever the dot units begin after the load.
 
     Parameters:
         config: sizes.
 
     Ports:
         sums: accumulators of the row's dot units, by channel.
-        load, steps: as above. ``steps`` has one bit even where there is a single channel.
+        load, apart, load_held, steps: as above. ``steps`` has one bit even where there is a single channel.
         merged: registers, valid in the cycle after.
     """
 
@@ -60,6 +63,8 @@ class RowMerge(wiring.Component):
             {
                 "sums": In(data.ArrayLayout(data.ArrayLayout(layout, DOTS_PER_WORD), config.channels)),
                 "load": In(1),
+                "apart": In(1),
+                "load_held": In(1),
                 "steps": In(max(1, split_steps(config))),
                 "merged": Out(data.ArrayLayout(layout, config.channels)),
             }
@@ -69,6 +74,8 @@ class RowMerge(wiring.Component):
         """Build it."""
         m = Module()
         channels, accumulator = self._config.channels, self._config.accumulator
+        together = Signal()
+        m.d.comb += together.eq(self.load & ~self.apart)
         for channel in range(channels):
             adder = SumAdder(accumulator)
             add_shared(m, platform, f"adder{channel}", f"sum_adder_{grid_name(accumulator)}", adder)
@@ -79,7 +86,11 @@ class RowMerge(wiring.Component):
                 if channel < channels >> step + 1
             }
             one, other = self.sums[channel]
-            a, b = [_gated(one, self.load)], [_gated(other, self.load)]
+            held = Signal(dot_sum_layout(accumulator), name=f"held{channel}", reset_less=True)
+            with m.If(self.load & self.apart):
+                m.d.sync += held.eq(other)
+            a = [_gated(one, self.load), _gated(held, self.load_held)]
+            b = [_gated(other, together)]
             if partners:
                 a.append(_gated(self.merged[channel], _any(self.steps[step] for step in partners)))
                 b += [_gated(partner, self.steps[step]) for step, partner in partners.items()]

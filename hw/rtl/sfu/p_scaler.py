@@ -11,7 +11,6 @@ from plora.hw.build.platform import add_shared
 from plora.hw.defs.config import DOT_LANES, NdpConfig
 from plora.hw.rtl.pe.drain import NAN
 from plora.hw.rtl.pe.product import EXPONENT_BITS, FP16_BITS, FRACTION_BITS
-from plora.hw.rtl.sfu.pipeline import delayed
 from plora.hw.rtl.sfu.score_scale import ANCHOR_BITS
 from plora.hw.rtl.sfu.weight_round import MOST_PLACES, SHIFT_BITS, shift_right
 
@@ -33,7 +32,7 @@ class PScale(wiring.Component):
     LATENCY = 2
 
     def __init__(self) -> None:
-        super().__init__({"p": In(FP16_BITS), "delta": In(DELTA_BITS), "scaled": Out(FP16_BITS)})
+        super().__init__({"p": In(FP16_BITS), "delta": In(DELTA_BITS), "enable": In(1), "scaled": Out(FP16_BITS)})
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -47,17 +46,21 @@ class PScale(wiring.Component):
         drop = Signal(SHIFT_BITS, reset_less=True)
         left = Signal(SHIFT_BITS, reset_less=True)
         deep = (-above)[:signed_bits]
-        m.d.sync += [
-            drop.eq(Mux(subnormal, Mux(deep[SHIFT_BITS:signed_bits].any(), MOST_PLACES, deep[:SHIFT_BITS]), 0)),
-            left.eq(Mux(subnormal, 0, above[:SHIFT_BITS])),
-        ]
-        significand = delayed(m, "significand", Cat(self.p[:FRACTION_BITS], normal), 1)
+        significand, shown_nan = Signal(FRACTION_BITS + 1, reset_less=True), Signal(reset_less=True)
+        with m.If(self.enable):
+            m.d.sync += [
+                significand.eq(Cat(self.p[:FRACTION_BITS], normal)),
+                shown_nan.eq(nan),
+                drop.eq(Mux(subnormal, Mux(deep[SHIFT_BITS:signed_bits].any(), MOST_PLACES, deep[:SHIFT_BITS]), 0)),
+                left.eq(Mux(subnormal, 0, above[:SHIFT_BITS])),
+            ]
         kept, rest = shift_right(m, "shifted", Cat(Const(0, 1), significand), drop, 1)
         up = rest[1] & (rest[0] | kept[0])
         # The hidden bit counts as one exponent step, and so does a carry out of the rounding.
         rounded = Cat(Const(0, FRACTION_BITS), left) + kept + up
         result = Signal(FP16_BITS, reset_less=True)
-        m.d.sync += result.eq(Mux(delayed(m, "nan", nan, 1), NAN, rounded[:FP16_BITS]))
+        with m.If(self.enable):
+            m.d.sync += result.eq(Mux(shown_nan, NAN, rounded[:FP16_BITS]))
         m.d.comb += self.scaled.eq(result)
         return m
 
@@ -72,6 +75,7 @@ class PScaler(wiring.Component):
         config: its ``channels`` are the tokens of a unit.
 
     Ports:
+        enable: time passes; without it everything stands still.
         p: FP16 bit patterns.
         anchors: of the units that the p belong to, ``channels`` consecutive p each; signed.
         last: the row's last anchor, not below any other; signed. See `plora.hw.rtl.sfu.sfu`.
@@ -88,6 +92,7 @@ class PScaler(wiring.Component):
                 "p": In(lanes),
                 "anchors": In(data.ArrayLayout(ANCHOR_BITS, DOT_LANES // config.channels)),
                 "last": In(ANCHOR_BITS),
+                "enable": In(1),
                 "scaled": Out(lanes),
             }
         )
@@ -110,6 +115,7 @@ class PScaler(wiring.Component):
             m.d.comb += [
                 scale.p.eq(self.p[lane]),
                 scale.delta.eq(deltas[lane // self._unit]),
+                scale.enable.eq(self.enable),
                 self.scaled[lane].eq(scale.scaled),
             ]
         return m

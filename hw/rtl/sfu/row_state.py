@@ -7,7 +7,7 @@ from amaranth.hdl import Cat, Const, Mux, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from plora.hw.defs.config import KEPT_MAX_TOKENS
+from plora.hw.defs.config import KEPT_MAX_TOKENS, PE_ROWS
 from plora.hw.rtl.pe.drain import OFFSET_BITS
 from plora.hw.rtl.sfu.pipeline import delayed
 from plora.hw.rtl.sfu.score_scale import ANCHOR_BITS
@@ -15,6 +15,8 @@ from plora.hw.rtl.sfu.unit_sum import P_STEPS_BITS
 
 SUM_BITS = P_STEPS_BITS + KEPT_MAX_TOKENS.bit_length() - 1
 """Bits of l in steps of 2**-24: as many ones as there can be tokens."""
+READERS = 2
+"""Ports for reading: one where V is weighed, one where anchors are returned."""
 GROWTH_BITS = 6
 """Bits of a growth of the anchor that matter to l, which has fewer bits than it can be shifted by."""
 
@@ -44,6 +46,30 @@ def sum_shift(total: Value) -> Value:
     return Cat(bits)
 
 
+class StateRead(wiring.Signature):
+    """Reading of the states of a pair of rows, seen from the reader.
+
+    At an edge with ``enable`` the states of the rows of ``pair`` come to ``states``, see `state_layout`, and stay
+    there until the next.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        super().__init__(
+            {
+                "pair": Out(range(rows // PE_ROWS)),
+                "enable": Out(1),
+                "states": In(data.ArrayLayout(state_layout, PE_ROWS)),
+            }
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StateRead) and self._rows == other._rows
+
+    def __repr__(self) -> str:
+        return f"StateRead({self._rows!r})"
+
+
 class RowState(wiring.Component):
     """Anchors and sums of rows, from unit to unit.
 
@@ -68,13 +94,12 @@ class RowState(wiring.Component):
         nan: a p of the unit is NaN.
         total: sum of the unit's p.
         anchor: the row's anchor with the unit, offset.
-        read_row: row whose state is asked for.
-        state: of the row, ``READ_LATENCY`` cycles later, see `state_layout`.
+        reads: of the states, one for each reader.
     """
 
     ANCHOR_LATENCY = 2
     SETTLE = 3
-    READ_LATENCY = 2
+    READ_LATENCY = 1
 
     def __init__(self, rows: int, *, total_bits: int, total_delay: int) -> None:
         if rows < 2 or rows & (rows - 1):
@@ -92,8 +117,7 @@ class RowState(wiring.Component):
                 "nan": In(1),
                 "total": In(total_bits),
                 "anchor": Out(ANCHOR_BITS),
-                "read_row": In(range(rows)),
-                "state": Out(state_layout),
+                "reads": In(StateRead(rows)).array(READERS),
             }
         )
 
@@ -157,15 +181,19 @@ class RowState(wiring.Component):
             m.d.sync += sums[writing].eq(added)
 
         # Reading.
-        found = Signal(state_layout, reset_less=True)
-        state = Signal(state_layout, reset_less=True)
-        m.d.sync += [
-            # Offset to signed.
-            found.anchor.eq(anchors[self.read_row] ^ (1 << ANCHOR_BITS - 1)),
-            found.total.eq(sums[self.read_row]),
-            found.nan.eq(nans[self.read_row]),
-            state.eq(found),
-            state.shift.eq(sum_shift(found.total)),
-        ]
-        m.d.comb += self.state.eq(state)
+        for reader, read in enumerate(self.reads):
+            for place in range(PE_ROWS):
+                state = read.states[place]
+                found = {}
+                for name, known in (("anchor", anchors), ("total", sums), ("nan", nans)):
+                    found[name] = Signal.like(known[0], name=f"{name}_{reader}_{place}", reset_less=True)
+                    with m.If(read.enable):
+                        m.d.sync += found[name].eq(Array(known[place::PE_ROWS])[read.pair])
+                m.d.comb += [
+                    # Offset to signed.
+                    state.anchor.eq(found["anchor"] ^ (1 << ANCHOR_BITS - 1)),
+                    state.total.eq(found["total"]),
+                    state.shift.eq(sum_shift(found["total"])),
+                    state.nan.eq(found["nan"]),
+                ]
         return m

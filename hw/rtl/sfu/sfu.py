@@ -8,7 +8,7 @@ from __future__ import annotations
 from amaranth import Module, Signal
 from amaranth.hdl import Cat, Mux
 from amaranth.lib import data, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from plora.hw.build.platform import add_shared
 from plora.hw.defs.config import SOFTMAX_MAX_ROWS, NdpConfig
@@ -18,7 +18,7 @@ from plora.hw.rtl.pe.drain import score_layout
 from plora.hw.rtl.pe.product import FP16_BITS
 from plora.hw.rtl.sfu.exp2_fraction import Exp2Fraction
 from plora.hw.rtl.sfu.pipeline import delayed
-from plora.hw.rtl.sfu.row_state import RowState, state_layout
+from plora.hw.rtl.sfu.row_state import READERS, RowState, StateRead
 from plora.hw.rtl.sfu.score_scale import ANCHOR_BITS, FP32_BITS, ScoreScale
 from plora.hw.rtl.sfu.unit_maximum import UnitMaximum
 from plora.hw.rtl.sfu.unit_sum import UnitSum
@@ -91,7 +91,7 @@ class Sfu(wiring.Component):
         valid, unit: see `unit_layout`.
         weights_valid, weights: see `weights_layout`.
         busy: units given before this cycle are still on their way into the state.
-        read_row, state: state of a row, ``RowState.READ_LATENCY`` cycles later, see `state_layout`.
+        reads: of the rows' states, see `plora.hw.rtl.sfu.row_state.StateRead`.
     """
 
     _TO_ANCHOR = UnitMaximum.LATENCY + 1
@@ -111,8 +111,7 @@ class Sfu(wiring.Component):
                 "weights_valid": Out(1),
                 "weights": Out(weights_layout(config, tag_bits)),
                 "busy": Out(1),
-                "read_row": In(range(rows)),
-                "state": Out(state_layout),
+                "reads": In(StateRead(rows)).array(READERS),
             }
         )
 
@@ -129,6 +128,9 @@ class Sfu(wiring.Component):
             total_delay=self.LATENCY + UnitSum.LATENCY - to_state,
         )
         add_shared(m, platform, "rows", f"row_state_{self._rows}_{total.width}", rows)
+
+        for inner, own in zip(rows.reads, self.reads, strict=True):
+            connect(m, flipped(own), inner)
 
         nans, overflows = [], []
         for channel in range(channels):
@@ -169,8 +171,6 @@ class Sfu(wiring.Component):
             rows.largest.eq(maximum.largest),
             rows.nan.eq((delayed(m, "numeric_row", numeric, UnitMaximum.LATENCY - 1) & NUMERIC_NAN).any()),
             rows.total.eq(total.total),
-            rows.read_row.eq(self.read_row),
-            self.state.eq(rows.state),
             self.weights_valid.eq(inside[self.LATENCY - 1]),
             self.weights.numeric.eq(delayed(m, "numeric", numeric, self.LATENCY - ScoreScale.LATENCY - 1)),
             # Offset to signed.

@@ -128,7 +128,7 @@ def test_right_descriptors_are_accepted(rows: int, columns: int, batch: int) -> 
 
 @pytest.mark.parametrize(("status", "d"), FAULTS, ids=[f"{i}-{s.name}" for i, (s, _) in enumerate(FAULTS)])
 def test_one_fault_gives_its_status(status: Status, d: Descriptor) -> None:
-    assert check(d, TINY, WINDOW, scale=SCALE, attention=True).status is status, d.describe()
+    assert check(d, TINY, WINDOW, scale=SCALE).status is status, d.describe()
 
 
 def test_every_status_that_a_decoder_gives_is_in_the_list_of_faults() -> None:
@@ -140,25 +140,17 @@ def test_every_status_that_a_decoder_gives_is_in_the_list_of_faults() -> None:
 @pytest.mark.parametrize("scale", [0, 1, 0x3F800000 | 1 << 31, 103 << 23, 135 << 23, (103 << 23) - 1, 0x7FC00000])
 def test_scales_from_2_to_the_minus_24_to_below_2_to_the_8_are_allowed(scale: int) -> None:
     bad = scale != 103 << 23
-    verdict = check(scores(), TINY, WINDOW, scale=scale, attention=True)
+    verdict = check(scores(), TINY, WINDOW, scale=scale)
     assert verdict.status is (Status.BAD_SCALE if bad else Status.OK)
     appended = scores(keep=Keep.APPEND, source=Source.CHAIN)
-    unchained = check(appended, TINY, WINDOW, scale=scale, attention=True)
+    unchained = check(appended, TINY, WINDOW, scale=scale)
     assert unchained.status is (Status.BAD_SCALE if bad else Status.CHAIN_BROKEN)
-    assert check(legal(), TINY, WINDOW, scale=scale, attention=True).status is Status.OK
-
-
-def test_a_device_without_attention_knows_neither_softmax_nor_transposition() -> None:
-    assert check(scores(), TINY, WINDOW, scale=SCALE).status is Status.BAD_OP
-    assert check(weighed(), TINY, WINDOW).status is Status.BAD_RESERVED
-    assert check(weighed(source=Source.SLOT), TINY, WINDOW).status is Status.BAD_RESERVED
-    assert check(weighed(source=3), TINY, WINDOW).status is Status.BAD_FLAGS
+    assert check(legal(), TINY, WINDOW, scale=scale).status is Status.OK
 
 
 @given(st.builds(Descriptor, **{f.name: st.integers(0, (1 << f.width) - 1) for f in FIELDS}))
 def test_any_encoding_gets_a_status(d: Descriptor) -> None:
     assert check(d, TINY, WINDOW).status in Status
-    assert check(d, TINY, WINDOW, attention=True).status in Status
 
 
 def test_the_first_fault_wins() -> None:
@@ -185,7 +177,7 @@ def run_chain(*chain: Descriptor) -> tuple[Status, ChainState]:
     """The first status of ``chain`` that is not OK, or that of its end, and the state then."""
     state = ChainState()
     for d in chain:
-        verdict = check(d, TINY, WINDOW, state, SCALE, attention=True)
+        verdict = check(d, TINY, WINDOW, state, SCALE)
         state = verdict.chain
         if verdict.status is not Status.OK:
             break

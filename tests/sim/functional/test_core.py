@@ -54,7 +54,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.memory = SparseMemory(MEMORY, fill=0xFF)  # every value that nobody wrote is NaN
-        self.core = FunctionalCore(self.config, self.memory, attention=True)
+        self.core = FunctionalCore(self.config, self.memory)
         self.keys = KEYS
 
     def run(self, d: Descriptor, *, first: bool = False, scale: int = 0) -> Outcome:

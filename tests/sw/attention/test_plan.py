@@ -38,7 +38,7 @@ def check_chain(layout: KvLayout, chain: AttentionChain, slots: SlotSizes, tiles
     for index, step in enumerate(chain.steps):
         d = step.descriptor
         d.pack()
-        verdict = check(d, config, window, state, scale, attention=True)
+        verdict = check(d, config, window, state, scale)
         assert verdict.status is Status.OK, f"{verdict.status.name}: {d.describe()} of {config}"
         tile = (d.device_address - FIRST_TILE) // layout.tile_bytes
         within = d.device_address - tiles[tile]

@@ -29,7 +29,7 @@ MEMORY_BYTES = 8 << 20
 def devices(count: int, config: NdpConfig, *, seed: int | None = None, depth: int = 32) -> list[Session]:
     return [
         open_session(
-            FunctionalDevice(config, MEMORY_BYTES, fill=0xFF, reorder_seed=seed, attention=True),
+            FunctionalDevice(config, MEMORY_BYTES, fill=0xFF, reorder_seed=seed),
             memory_bytes=MEMORY_BYTES,
             depth=depth,
             slots=SlotSizes(13, 13),

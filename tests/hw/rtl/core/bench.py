@@ -16,7 +16,8 @@ from amaranth.sim import Simulator
 from plora.hw.defs.config import KEPT_MAX_VALUES, WORD_VALUES, NdpConfig, preset
 from plora.hw.defs.descriptor import FIELDS, Descriptor, Keep, Op, Source
 from plora.hw.defs.legality import ChainState, QueueWindow
-from plora.hw.defs.packing import operand_row_stripes, pack_geometry
+from plora.hw.defs.packing import operand_row_stripes, pack_geometry, pack_geometry_transposed
+from plora.hw.defs.queue import softmax_scale
 
 CLOCK_PERIOD_S = 1e-9
 TINY = preset("tiny")
@@ -112,6 +113,8 @@ class Case:
     first: bool
     window: QueueWindow
     verdict: int = 0
+    scale: int = 0
+    """Softmax scale, FP32 bits."""
 
 
 def legal_descriptor(rng: random.Random, config: NdpConfig, state: ChainState, *, chain: int) -> Descriptor:
@@ -121,6 +124,8 @@ def legal_descriptor(rng: random.Random, config: NdpConfig, state: ChainState, *
         edge = rng.choice([1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 255, 256, 257, limit, limit + 1])
         return max(1, rng.choice([edge, rng.randint(1, 12), rng.randint(1, limit), min(edge, limit)]))
 
+    if rng.random() < (0.7 if state.kept_softmax else 0.2):
+        return attention_descriptor(rng, config, state, chain=chain)
     source, keep, acc_out = Source.SLOT, Keep.NONE, 0
     n, k, b = dimension(300), dimension(1500), rng.choice([1, 1, 2, 3, dimension(40)])
     if rng.random() < 0.05:
@@ -151,6 +156,42 @@ def legal_descriptor(rng: random.Random, config: NdpConfig, state: ChainState, *
     return describe(
         config, n, k, b, source=source, keep=keep, chain=chain, acc_out=acc_out, acc_in=int(state.acc_rows > 0)
     )
+
+
+def attention_descriptor(rng: random.Random, config: NdpConfig, state: ChainState, *, chain: int) -> Descriptor:
+    """A descriptor of an attention chain that is probably legal after ``state``: scores, or values weighed by them."""
+    tokens, b = rng.choice([1, 16, 31, 32, 33, 64, 96, 160, rng.randint(1, 300)]), rng.choice([1, 2, 3, 8, 31, 32, 33])
+    if not state.kept_softmax or (chain and rng.random() < 0.4):
+        k, source, keep = rng.choice([1, 8, 64, 80, 128, 256, 257]), Source.SLOT, Keep.NEW
+        if state.kept_softmax and rng.random() < 0.8:
+            b, k, source, keep = state.kept_rows, state.operand_columns or k, Source.CHAIN, Keep.APPEND
+        limit = 32 * config.kept_stride(-(-b // 2))
+        n = rng.choice([32 * rng.randint(1, 9), tokens, max(1, limit - state.kept_columns + rng.randint(-1, 1))])
+        keep = rng.choice([keep] * 12 + list(Keep))
+        return describe(
+            config, n, k, b, op=Op.SOFTMAX, source=source, keep=keep, chain=int(chain or rng.random() < 0.9)
+        )
+    dims = rng.choice([1, 16, 64, 80, 96, 128, 255, 256, 257])
+    acc_out = int(chain and rng.random() < 0.5)
+    left = max(1, state.kept_columns - state.acc_terms)
+    tokens = left if not acc_out else rng.choice([32 * rng.randint(1, 4), left, left + 1, tokens])
+    if acc_out or state.acc_rows:
+        dims = state.acc_rows or rng.choice([*range(1, 2 * config.channels + 1), 2 * config.channels + 1])
+    g = pack_geometry_transposed(config, dims, tokens)
+    stride = rng.choice([g.beats, g.beats + rng.randint(0, 9), g.beats - 1])
+    size = g.packed_bytes(stride) + rng.choice([0] * 12 + [config.stripe_bytes, 2])
+    return describe(
+        config, dims, tokens, state.kept_rows, source=Source.KEPT, transpose=1, device_bytes=size,
+        keep=rng.choice([Keep.NONE] * 12 + list(Keep)), chain=chain, acc_out=acc_out, acc_in=int(state.acc_rows > 0),
+    )  # fmt: skip
+
+
+def random_scale(rng: random.Random) -> int:
+    """Bits of a softmax scale, mostly legal."""
+    return rng.choice([softmax_scale(rng.choice([0.18, 2.0**-24, 255.9, rng.uniform(0.01, 200)]))] * 8 + [
+        0, 0x437FFFFF, 0x43800000, 0x337FFFFF, 0x33800000, 0x80000000 | softmax_scale(1.0), 0x7FC00000,
+        rng.getrandbits(32),
+    ])  # fmt: skip
 
 
 def describe(config: NdpConfig, n: int, k: int, b: int, *, address: int = 0, **flags: int) -> Descriptor:
@@ -203,6 +244,7 @@ def fetched_payload(case: Case, *, queue: int = 0, operand_address: int = 0, res
     """``case`` as `plora.hw.rtl.interfaces.fetched_layout` wants it; addresses in words."""
     return {
         "descriptor": {f.name: int(getattr(case.descriptor, f.name)) for f in FIELDS},
+        "scale": case.scale,
         "queue": queue,
         "first": int(case.first),
         "verdict": case.verdict,

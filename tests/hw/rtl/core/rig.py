@@ -17,14 +17,22 @@ from plora.hw.cosim.device import RtlDevice
 from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.descriptor import Descriptor, Source
 from plora.hw.defs.legality import ChainState, QueueWindow, check
-from plora.hw.defs.queue import LINE_BYTES, RESULT_OFFSET, Completion, operand_offset, submission_line, valid_word
+from plora.hw.defs.queue import (
+    LINE_BYTES,
+    RESULT_OFFSET,
+    Completion,
+    operand_offset,
+    softmax_scale,
+    submission_line,
+    valid_word,
+)
 from plora.hw.defs.registers import GLOBAL, global_offset, queue_offset
 from plora.hw.defs.status import Status
 from plora.sim.functional.core import FunctionalCore, Outcome
-from plora.sim.functional.layout import gpu_operand_bytes, pack_operand
+from plora.sim.functional.layout import gpu_operand_bytes
 from plora.sim.functional.memory import SparseMemory
 from tests.hw.rtl.core.bench import describe, legal_descriptor, mutate
-from tests.hw.rtl.core.system import Step, random_values
+from tests.hw.rtl.core.system import Step, packed_with_poison, random_values
 
 QUEUE = 0
 PASS = 5
@@ -103,16 +111,15 @@ class Rig:
             if step.x is not None:
                 device.poke(slot + operand_offset(config), gpu_operand_bytes(step.x, config))
             if step.w is not None:
-                data = np.frombuffer(pack_operand(step.w, config), np.uint16)
-                used = np.frombuffer(pack_operand(np.ones(step.w.shape, np.uint16), config), np.uint16)
-                device.poke(weights, np.where(used, data, np.uint16(0xFFFF)))
+                data = packed_with_poison(step, config)
+                device.poke(weights, data)
                 d = Descriptor(**{**d.__dict__, "device_address": weights})
-                weights += (data.nbytes + 2 * config.stripe_bytes) // config.stripe_bytes * config.stripe_bytes
+                weights += (len(data) + 2 * config.stripe_bytes) // config.stripe_bytes * config.stripe_bytes
             assert weights <= self.memory_bytes, "the steps do not fit the rig's memory"
             descriptors.append(d)
             result = results + index * self.slot_bytes + RESULT_OFFSET
             places.append(Place(slot + operand_offset(config), d.device_address, result))
-            device.poke(slot, submission_line(d, PASS))
+            device.poke(slot, submission_line(d, PASS, step.scale))
         before = SparseMemory(self.memory_bytes)
         if compare:
             before.write(0, device.memory.tobytes())
@@ -183,7 +190,7 @@ class Rig:
             if failed:
                 wanted = Outcome(Status.CHAIN_ABORTED)
             else:
-                wanted = core.execute(d, self.window, slot, result, first=not chained)
+                wanted = core.execute(d, self.window, slot, result, first=not chained, softmax_scale=step.scale)
             assert completion.valid == valid_word(PASS), f"{where}: never completed"
             assert completion.descriptor == d, f"{where}: another descriptor was completed"
             assert completion.status == wanted.status, (
@@ -226,15 +233,17 @@ def random_steps(config: NdpConfig, rng: random.Random, count: int, *, mutations
     while len(steps) < count:
         chain = int(len(steps) + 1 < count and rng.random() < 0.6)
         for _ in range(30):
-            d = legal_descriptor(rng, config, state, chain=chain)
-            if d.device_bytes <= 1 << 16 and check(d, config, window, state).status is Status.OK:
+            d, scale = legal_descriptor(rng, config, state, chain=chain), softmax_scale(rng.uniform(0.05, 2))
+            verdict = check(d, config, window, state, scale)
+            if d.device_bytes <= 1 << 16 and verdict.status is Status.OK:
                 break
         else:
             d = describe(config, rng.randint(1, 9), rng.randint(1, 99), 1, chain=chain)
-        verdict = check(d, config, window, state)
+            verdict = check(d, config, window, state)
         kind = rng.choice(["normal", "normal", "integers", "bits"])
         x = random_values(numbers, d.gpu_rows, d.gpu_columns, kind) if d.source == Source.SLOT else None
-        w = random_values(numbers, d.device_rows, d.device_columns, kind)
+        shape = (d.device_columns, d.device_rows) if d.transpose else (d.device_rows, d.device_columns)
+        w = random_values(numbers, *shape, kind)
         if kind == "bits" and rng.random() < 0.8:  # mostly finite, or every result is NaN
             w = np.where(np.isfinite(w), w, np.float16(1.5))
             x = None if x is None else np.where(np.isfinite(x), x, np.float16(-2))
@@ -242,6 +251,6 @@ def random_steps(config: NdpConfig, rng: random.Random, count: int, *, mutations
             d, x, w = mutate(rng, d), None, None
             if not chain:
                 d = replace(d, chain=0)
-        steps.append(Step(d, x=x, w=w))
+        steps.append(Step(d, x=x, w=w, scale=scale))
         state = verdict.chain if d.chain else ChainState()
     return steps

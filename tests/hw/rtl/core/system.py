@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
-from plora.hw.defs.descriptor import Descriptor, Source
+from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
 from plora.hw.defs.legality import QueueWindow
-from plora.hw.defs.queue import RESULT_OFFSET, operand_offset
+from plora.hw.defs.packing import pack_geometry_transposed
+from plora.hw.defs.queue import RESULT_OFFSET, operand_offset, softmax_scale
 from plora.hw.defs.status import Status
 from plora.hw.rtl.core.core import NdpCore
 from plora.hw.rtl.core.signature import counters_layout
 from plora.hw.rtl.interfaces import completed_layout, fetched_layout
 from plora.sim.functional.core import FunctionalCore, Outcome
-from plora.sim.functional.layout import gpu_operand_bytes, pack_operand
+from plora.sim.functional.layout import gpu_operand_bytes, pack_operand, pack_transposed
 from plora.sim.functional.memory import MemoryFault, SparseMemory
-from tests.hw.rtl.core.bench import Case, fetched_payload, fields, simulate
+from tests.hw.rtl.core.bench import Case, describe, fetched_payload, fields, simulate
 
 POISON = 0xFF
 """Fill of memory that was never written: every FP16 value in it is NaN."""
@@ -53,8 +54,11 @@ class Step:
     first: bool = True
     x: Any = None
     w: Any = None
+    """Of a transposed descriptor tokens x dims, as V lies in a cache."""
     verdict: int = 0
     name: str = ""
+    scale: int = 0
+    """Softmax scale, FP32 bits."""
 
 
 @dataclass
@@ -77,6 +81,20 @@ class Run:
     last_beats: list[int] = field(default_factory=list)
     cycles: int = 0
     idle: bool = False
+
+
+def packed_with_poison(step: Step, config: NdpConfig) -> bytes:
+    """The step's device operand as it lies in memory, with NaN for padding: the device must not depend on it."""
+
+    def pack(matrix: Any) -> Any:
+        d = step.descriptor
+        if not d.transpose:
+            return np.frombuffer(pack_operand(matrix, config), np.uint16)
+        stride = pack_geometry_transposed(config, d.device_rows, d.device_columns).stride(d.device_bytes)
+        return np.frombuffer(pack_transposed(matrix, config, stride), np.uint16)
+
+    data, used = pack(step.w), pack(np.ones(step.w.shape, np.uint16))
+    return np.where(used, data, np.uint16(0x101 * POISON)).tobytes()
 
 
 class System:
@@ -106,19 +124,13 @@ class System:
         if step.x is not None:
             self.memory.write(slots[0] + operand_offset(self.config), gpu_operand_bytes(step.x, self.config))
         if step.w is not None:
-            data = pack_operand(step.w, self.config)
+            data = packed_with_poison(step, self.config)
             address = self.allocate(len(data))
-            self.memory.write(address, self._poison_padding(data, step.w.shape))
+            self.memory.write(address, data)
             d = Descriptor(**{**d.__dict__, "device_address": address})
         placed = Placed(step, d, *slots)
         self.placed.append(placed)
         return placed
-
-    def _poison_padding(self, data: bytes, shape: tuple[int, int]) -> bytes:
-        """Replace what the packed layout pads by NaN: the device must not depend on it."""
-        used = pack_operand(np.ones(shape, np.uint16), self.config)
-        values, mask = (np.frombuffer(b, np.uint16) for b in (data, used))
-        return np.where(mask, values, np.uint16(0x101 * POISON)).tobytes()
 
     def run(self, mood: Mood = IDEAL, *, deadline_cycles: int = 20_000, vcd: str | None = None) -> Run:
         """Run all steps, check outcomes and every byte of memory, and return what was measured."""
@@ -154,8 +166,9 @@ class System:
                 outcome = Outcome(Status.CHAIN_ABORTED)
             else:
                 outcome = core.execute(
-                    placed.descriptor, self.window, placed.submission_slot, placed.result_slot, first=step.first
-                )
+                    placed.descriptor, self.window, placed.submission_slot, placed.result_slot, first=step.first,
+                    softmax_scale=step.scale,
+                )  # fmt: skip
             failed = bool(placed.descriptor.chain) and outcome.status is not Status.OK
             outcomes.append(outcome)
         return outcomes
@@ -212,7 +225,7 @@ class _Bench:
             while rng.random() < self.mood.fetch_stall:
                 await ctx.tick().repeat(rng.randint(1, 20))
             payload = fetched_payload(
-                Case(placed.descriptor, placed.step.first, self.system.window, placed.step.verdict),
+                Case(placed.descriptor, placed.step.first, self.system.window, placed.step.verdict, placed.step.scale),
                 queue=number % 64,
                 operand_address=(placed.submission_slot + operand_offset(config)) // WORD_BYTES,
                 result_address=(placed.result_slot + RESULT_OFFSET) // WORD_BYTES,
@@ -319,7 +332,53 @@ def step(
     **flags: int,
 ) -> Step:
     """A step of those dimensions with random data; flags as fields of the descriptor."""
-    from tests.hw.rtl.core.bench import describe
-
     x = random_values(rng, b, k, kind) if flags.get("source", Source.SLOT) == Source.SLOT else None
     return Step(describe(config, n, k, b, **flags), first, x, random_values(rng, n, k, kind), 0, name)
+
+
+def attention_steps(
+    config: NdpConfig,
+    rng: np.random.Generator,
+    *,
+    dims: int,
+    rows: int,
+    tiles: Sequence[int],
+    spread: float = 1.0,
+    value_dims: int | None = None,
+    v_tiles: Sequence[int] | None = None,
+    spare_stripes: int = 0,
+    q: Any = None,
+    k: Any = None,
+    v: Any = None,
+) -> list[Step]:
+    """The chain of one KV head: a SOFTMAX step for each of ``tiles`` of K, then V, in one or several steps.
+
+    ``spread`` is about the standard deviation of the scores in base 2; V has ``value_dims`` dims (default:
+    ``dims``) and ``spare_stripes`` more stripes a group than hold its tokens. ``q``, ``k`` and ``v`` are random
+    unless they are given.
+    """
+    tokens, value_dims = sum(tiles), value_dims or dims
+    q = rng.standard_normal((rows, dims)).astype(np.float16) if q is None else q
+    k = rng.standard_normal((tokens, dims)).astype(np.float16) if k is None else k
+    v = random_values(rng, tokens, value_dims) if v is None else v
+    scale = softmax_scale(spread / dims**0.5)
+    steps: list[Step] = []
+    start = 0
+    for tile in tiles:
+        new = not steps
+        source, keep = (Source.SLOT, Keep.NEW) if new else (Source.CHAIN, Keep.APPEND)
+        d = describe(config, tile, dims, rows, op=Op.SOFTMAX, chain=1, source=source, keep=keep)
+        steps.append(Step(d, new, q if new else None, k[start : start + tile], scale=scale))
+        start += tile
+    start = 0
+    v_tiles = [tokens] if v_tiles is None else v_tiles
+    for index, tile in enumerate(v_tiles):
+        more = int(index < len(v_tiles) - 1)
+        g = pack_geometry_transposed(config, value_dims, tile)
+        d = describe(
+            config, value_dims, tile, rows, source=Source.KEPT, transpose=1, chain=more, acc_out=more,
+            acc_in=int(index > 0), device_bytes=g.packed_bytes(g.beats + spare_stripes),
+        )  # fmt: skip
+        steps.append(Step(d, False, None, v[start : start + tile]))
+        start += tile
+    return steps

@@ -163,13 +163,15 @@ def test_output_buffer_keeps_its_regions_and_rows_apart(config: NdpConfig) -> No
     depth = {Region.KEPT: config.kept_words, Region.HALF_0: config.result_half_words,
              Region.HALF_1: config.result_half_words}  # fmt: skip
     model: dict[tuple[Region, int, int], list[int | None]] = {}
+    kept_anchors: dict[tuple[int, int], list[int | None]] = {}
 
     async def bench(ctx: Any) -> None:
         for _ in range(150):
             region, lanes, second = rng.choice(list(depth)), rng.getrandbits(WORD_VALUES), rng.getrandbits(1)
             word = rng.choice([0, depth[region] - 1, rng.randrange(depth[region])])
-            rows = [rng.getrandbits(512) for _ in range(2)]
-            write = {"valid": 1, "region": region, "word": word, "lanes": lanes, "second_row": second, "data": rows}
+            rows, anchors = [rng.getrandbits(512) for _ in range(2)], [rng.getrandbits(16) for _ in range(2)]
+            write = {"valid": 1, "region": region, "word": word, "lanes": lanes, "second_row": second, "data": rows,
+                     "anchors": anchors}  # fmt: skip
             ctx.set(dut.write, result_write_layout(config).const(write))
             await ctx.tick()
             ctx.set(dut.write, result_write_layout(config).const({**write, "valid": 0, "lanes": ~0}))
@@ -178,6 +180,10 @@ def test_output_buffer_keeps_its_regions_and_rows_apart(config: NdpConfig) -> No
                 for lane in range(WORD_VALUES):
                     if lanes >> lane & 1:
                         values[lane] = rows[row] >> 16 * lane & 0xFFFF
+                known = kept_anchors.setdefault((row, word), [None] * (WORD_VALUES // config.channels))
+                for unit in range(len(known)):
+                    if region == Region.KEPT and lanes >> unit * config.channels & 1:
+                        known[unit] = anchors[row]
         for (region, row, word), values in model.items():
             if region == Region.KEPT:
                 ctx.set(dut.kept_address, word)
@@ -194,6 +200,9 @@ def test_output_buffer_keeps_its_regions_and_rows_apart(config: NdpConfig) -> No
             ctx.set(dut.result_row, rng.getrandbits(1))
             await ctx.tick()
             shown = ctx.get(dut.kept)[row] if region == Region.KEPT else ctx.get(dut.result)
+            if region == Region.KEPT:
+                for is_anchor, anchor in zip(ctx.get(dut.anchors)[row], kept_anchors[row, word], strict=True):
+                    assert anchor in (None, is_anchor), (row, word)
             for lane, value in enumerate(values):
                 assert value is None or shown >> 16 * lane & 0xFFFF == value, (region, row, word, lane)
 

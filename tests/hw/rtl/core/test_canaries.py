@@ -81,12 +81,11 @@ FAULTS = {
         lambda: inner(test_sequencer.test_beats_come_group_by_group_pair_by_pair)(TINY, (0.0, 1.0), 1),
     ),
     "a kept operand read before it is stored": Fault(
-        "gate", "JobGate", "~work.from_kept | (uncollected == 0)", "1", test_sequencer,
+        "gate", "JobGate", "(uncollected == 0) & ", "", test_sequencer,
         test_sequencer.test_a_kept_operand_must_be_stored_to_its_last_value,
     ),
     "values beyond N stored": Fault(
-        "collector", "ResultCollector", "Mux(left < channels >> tag.split_log2, left,",
-        "Mux(left == 0, 0,", test_results,
+        "collector", "ResultCollector", "eq((exists << lane)", "eq((C(~0, 16) << lane)", test_results,
         lambda: test_results.test_the_collector_stores_each_value_of_a_job_once_and_nothing_beyond_n(TINY),
     ),
     "a row's tail not zero": Fault(

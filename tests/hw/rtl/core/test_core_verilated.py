@@ -154,7 +154,9 @@ def test_illegal_descriptors_leave_their_legal_neighbours_alone(rig: Rig) -> Non
     wanted = []
     faults: list[tuple[dict[str, Any], Status]] = [
         ({"type": 1}, Status.BAD_TYPE),
-        ({"op": Op.SOFTMAX}, Status.BAD_OP),
+        ({"op": 5}, Status.BAD_OP),
+        ({"op": Op.SOFTMAX}, Status.BAD_FLAGS),
+        ({"transpose": 1}, Status.BAD_FLAGS),
         ({"dtype": 1}, Status.BAD_DTYPE),
         ({"keep": Keep.NEW}, Status.BAD_FLAGS),
         ({"reserved": 1}, Status.BAD_RESERVED),

@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 
-from plora.hw.defs.config import PRESETS, NdpConfig
-from plora.hw.defs.descriptor import Keep, Source
+from plora.hw.defs.config import DOT_LANES, PRESETS, NdpConfig
+from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
 from plora.hw.defs.legality import ChainState, check
-from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
-from plora.hw.defs.status import Status
+from plora.hw.defs.packing import (
+    ceil_div,
+    operand_row_stripes,
+    pack_geometry,
+    pack_geometry_transposed,
+    result_row_words,
+)
+from plora.hw.defs.status import CHECK_ORDER, Status
 from plora.hw.rtl.core.decoder import Decoder
 from plora.hw.rtl.core.job import Destination, work_layout
 from plora.hw.rtl.interfaces import fetched_layout
@@ -24,6 +30,7 @@ from tests.hw.rtl.core.bench import (
     legal_descriptor,
     mutate,
     operand_stripes,
+    random_scale,
     random_window,
     simulate,
 )
@@ -42,7 +49,7 @@ class Specification:
         if case.first:
             self.state, self.aborted = ChainState(), False
         self.before = self.state
-        verdict = check(case.descriptor, self.config, case.window, self.state)
+        verdict = check(case.descriptor, self.config, case.window, self.state, case.scale)
         status = Status.CHAIN_ABORTED if self.aborted else verdict.status
         if case.verdict:
             status = Status(case.verdict)
@@ -53,36 +60,65 @@ class Specification:
     def work(self, case: Case) -> dict[str, int]:
         """Return the work of a descriptor that was just found legal."""
         config, d = self.config, case.descriptor
-        g = pack_geometry(config, d.device_rows, d.device_columns)
         destination = (
             Destination.ACCUMULATORS if d.acc_out else Destination.KEPT if d.keep != Keep.NONE else Destination.MEMORY
         )
-        last_of_group = d.device_columns - (g.beats - 1) * g.tap_lanes * g.split
         expected = {
             "load": int(d.source == Source.SLOT),
             "from_kept": int(d.source == Source.KEPT),
             "pairs": ceil_div(d.gpu_rows, 2),
             "single": d.gpu_rows % 2,
             "weights_address": d.device_address // config.stripe_bytes,
-            "stripes": g.stripes,
-            "groups": g.groups,
-            "beats": g.beats,
-            "tap": {32: 0, 16: 1, 8: 2}[g.tap_lanes],
-            "split_log2": g.split.bit_length() - 1,
-            "tail": last_of_group,
-            "group_rows": g.group_rows,
-            "last_rows": d.device_rows - (g.groups - 1) * g.group_rows,
             "continues": d.acc_in,
             "destination": destination,
-            "kept_word": self.before.kept_columns // 32 if d.keep == Keep.APPEND else 0,
+            "token_wise": d.transpose,
+            "softmax": int(d.op == Op.SOFTMAX),
+            **(self.transposed(d) if d.transpose else self.packed(d)),
         }
+        if d.keep == Keep.APPEND:
+            expected["kept_word"] = self.before.kept_columns // 32
+        if d.keep != Keep.NONE or d.source == Source.KEPT:
+            expected["kept_stride"] = config.kept_stride(expected["pairs"])
+        if d.op == Op.SOFTMAX:
+            expected |= {"begins": int(d.keep == Keep.NEW), "scale": case.scale >> 7}
         if d.source == Source.SLOT:
             expected["operand_stripes"] = operand_stripes(config, d)
         if d.source != Source.KEPT:
             expected["row_stripes"] = operand_row_stripes(config, d.device_columns)
         if destination is Destination.MEMORY:
-            expected["row_words"] = result_row_words(d.device_rows)
+            expected["row_words"] = result_row_words(d.device_rows, transpose=d.transpose)
         return expected
+
+    def packed(self, d: Descriptor) -> dict[str, int]:
+        """Return what the work says of an ordinary device operand."""
+        g = pack_geometry(self.config, d.device_rows, d.device_columns)
+        return {
+            "stripes": g.stripes,
+            "groups": g.groups,
+            "beats": g.beats,
+            "skip": 0,
+            "tap": {32: 0, 16: 1, 8: 2}[g.tap_lanes],
+            "split_log2": g.split.bit_length() - 1,
+            "tail": d.device_columns - (g.beats - 1) * g.tap_lanes * g.split,
+            "group_rows": g.group_rows,
+            "last_rows": d.device_rows - (g.groups - 1) * g.group_rows,
+        }
+
+    def transposed(self, d: Descriptor) -> dict[str, int]:
+        """Return what the work says of a transposed one."""
+        g = pack_geometry_transposed(self.config, d.device_rows, d.device_columns)
+        return {
+            "stripes": g.stripes,
+            "groups": g.groups,
+            "beats": g.beats,
+            "skip": (g.stride(d.device_bytes) or 0) - g.beats,
+            "tap": 0,
+            "split_log2": 0,
+            "tail": d.device_columns - (g.beats - 1) * DOT_LANES,
+            "group_rows": g.group_rows,
+            "last_rows": d.device_rows - (g.groups - 1) * g.group_rows,
+            "kept_word": self.before.acc_terms // 32,
+        }
 
 
 def random_cases(config: NdpConfig, count: int, seed: int) -> list[Case]:
@@ -100,12 +136,14 @@ def random_cases(config: NdpConfig, count: int, seed: int) -> list[Case]:
         for _ in range(20):
             d = legal_descriptor(rng, config, specification.state, chain=chain)
             window, d = random_window(rng, config, d)
-            if not wants_legal or check(d, config, window, specification.state).status is Status.OK:
+            scale = random_scale(rng)
+            verdict = check(d, config, window, specification.state, scale)
+            if not wants_legal or verdict.status is Status.OK:
                 break
         if not wants_legal and rng.random() < 0.5:
             d = mutate(rng, d)
-        verdict = rng.choice([Status.CHAIN_BROKEN, Status.MEMORY_ERROR]) if rng.random() < 0.02 else Status.OK
-        case = Case(d, first, window, verdict)
+        refused = rng.choice([Status.CHAIN_BROKEN, Status.MEMORY_ERROR]) if rng.random() < 0.02 else Status.OK
+        case = Case(d, first, window, refused, scale)
         status = specification.judge(case)
         chained = bool(d.chain) and rng.random() < (0.95 if status is Status.OK else 0.3)
         cases.append(case)
@@ -118,7 +156,7 @@ def channels(count: int) -> NdpConfig:
 
 @pytest.mark.parametrize(
     ("config", "count"),
-    [(PRESETS["tiny"], 700), (channels(1), 150), (PRESETS["small"], 150), (PRESETS["full"], 150)],
+    [(PRESETS["tiny"], 900), (channels(1), 200), (PRESETS["small"], 200), (PRESETS["full"], 200)],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_status_and_work_equal_the_specification(config: NdpConfig, count: int) -> None:
@@ -126,10 +164,10 @@ def test_status_and_work_equal_the_specification(config: NdpConfig, count: int) 
     dut = Decoder(config)
     specification = Specification(config)
     seen: Counter[Status] = Counter()
-    cycles = 0
+    attention = 0
 
     async def bench(ctx: Any) -> None:
-        nonlocal cycles
+        nonlocal attention
         ctx.set(dut.output.ready, 1)
         ctx.set(dut.input.valid, 1)
         for number, case in enumerate(cases):
@@ -149,13 +187,14 @@ def test_status_and_work_equal_the_specification(config: NdpConfig, count: int) 
                 )
                 taken += 1
                 assert valid == ready
-            assert taken == dut.cycles
+            assert taken == (dut.transposed_cycles if case.descriptor.transpose else dut.cycles)
             where = f"case {number} of random_cases({config.name}): {case.descriptor.describe()}"
             record = payload.record
             assert record.status == status, f"{where}: {Status(record.status).name} instead of {status.name}"
             assert (record.queue, record.first, record.verdict) == (number % 64, case.first, bool(case.verdict))
             assert record.result_address == result
             if status is Status.OK:
+                attention += case.descriptor.op == Op.SOFTMAX or case.descriptor.transpose
                 work = fields(payload.work, work_layout(config))
                 expected = specification.work(case) | {"operand_address": operand // config.channels}
                 different = {name: (work[name], value) for name, value in expected.items() if work[name] != value}
@@ -163,6 +202,7 @@ def test_status_and_work_equal_the_specification(config: NdpConfig, count: int) 
 
     simulate(dut, bench, deadline_cycles=20 * count * dut.cycles)
     assert seen[Status.OK] > count // 4, f"too few legal descriptors: {seen}"
+    assert attention > count // 20, f"too few legal members of attention chains: {attention}"
     if count >= 700:
-        missing = {s for s in Status if s < Status.MEMORY_ERROR} - set(seen)
+        missing = {*CHECK_ORDER, Status.CHAIN_ABORTED} - set(seen)
         assert not missing, f"never produced {missing}"

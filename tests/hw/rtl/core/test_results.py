@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from plora.hw.defs.config import WORD_VALUES, NdpConfig
 from plora.hw.defs.descriptor import FIELDS, Descriptor, Keep
 from plora.hw.defs.packing import ceil_div, result_row_words
+from plora.hw.defs.queue import ANCHOR_NAN, ANCHOR_NONE, Anchor
 from plora.hw.defs.status import Status
 from plora.hw.rtl.core.collector import ResultCollector
-from plora.hw.rtl.core.job import Region, channel_bits, record_layout, result_tag_bits, result_tag_layout
+from plora.hw.rtl.core.job import Region, channel_bits, record_layout, result_tag_layout
 from plora.hw.rtl.core.result_writer import ResultWriter, result_layout
 from plora.hw.rtl.core.retirement import Retirement, executed_layout
-from plora.hw.rtl.pe.array import results_layout
+from plora.hw.rtl.core.softmax_path import values_layout
+from plora.hw.rtl.sfu.row_state import NO_ANCHOR
 from tests.hw.rtl.core.bench import TINY, drain, feed, simulate
 
 CONFIGS = pytest.mark.parametrize(
@@ -32,7 +34,7 @@ def test_the_collector_stores_each_value_of_a_job_once_and_nothing_beyond_n(conf
     dut = ResultCollector(config)
     rng = random.Random(config.channels)
     channels = config.channels
-    layout, tags = results_layout(config, result_tag_bits(config)), result_tag_layout(config)
+    layout, tags = values_layout(config), result_tag_layout(config)
 
     async def bench(ctx: Any) -> None:
         for _ in range(25):
@@ -85,6 +87,49 @@ def test_the_collector_stores_each_value_of_a_job_once_and_nothing_beyond_n(conf
                         assert not ctx.get(dut.collected).valid
             assert set(stored[0]) == set(stored[1]) == set(range(n))
             assert collected == [flags]
+
+    simulate(dut, bench)
+
+
+@CONFIGS
+@pytest.mark.parametrize("end", [0, 1])
+def test_the_word_after_a_row_of_a_token_wise_job_is_its_anchor(config: NdpConfig, end: int) -> None:
+    dut = ResultCollector(config)
+    rng = random.Random(config.channels)
+
+    async def bench(ctx: Any) -> None:
+        for anchor, none in ((5, False), (-7, False), (-32767, False), (NO_ANCHOR, True)):
+            rows, second, pair = rng.randint(1, 2 * config.channels), rng.getrandbits(1), rng.randrange(16)
+            tag = {"region": Region.HALF_1, "word": 3, "lane": 0, "rows": rows, "pair": pair, "anchor": 1, "end": end}
+            states = [{"anchor": anchor, "shift": 3, "nan": 1, "total": rng.getrandbits(40)} for _ in range(2)]
+            for tap in range(2):
+                numeric = [[2 * (q == 0 and tap == 0) for q in range(config.channels)] for _ in range(2)]
+                ctx.set(
+                    dut.results.payload,
+                    values_layout(config).const(
+                        {"tap_index": tap, "last_tap": tap, "second_row": second, "numeric": numeric,
+                         "tag": result_tag_layout(config).const(tag).as_bits()}
+                    ),
+                )  # fmt: skip
+                ctx.set(dut.results.valid, 1)
+                if tap:
+                    assert ctx.get(dut.state_enable)
+                    assert ctx.get(dut.state_pair) == pair
+                await ctx.tick()
+                ctx.set(dut.results.valid, 0)
+                assert not ctx.get(dut.collected).valid
+            ctx.set(dut.states, states)
+            await ctx.tick()
+            write, collected = ctx.get(dut.write), ctx.get(dut.collected)
+            assert (write.valid, write.region, write.word) == (1, Region.HALF_1, 4)
+            assert (write.second_row, write.lanes) == (second, (1 << WORD_VALUES) - 1)
+            assert (collected.valid, collected.valid and collected.numeric) == (end, 2 * end)
+            for row, state in enumerate(states):
+                wanted = Anchor(ANCHOR_NONE if none else anchor, 3, ANCHOR_NAN, state["total"])
+                assert Anchor.unpack(write.data[row].to_bytes(64, "little")) == wanted
+            await ctx.tick()
+            assert not ctx.get(dut.write).valid
+            assert not ctx.get(dut.collected).valid
 
     simulate(dut, bench)
 
@@ -158,16 +203,19 @@ def test_rows_are_written_line_after_line_with_zero_tails(stall: float, ack_late
     async def run(ctx: Any) -> None:
         for _ in range(4):
             rows, columns = rng.choice([1, 2, 3, 5]), rng.choice([1, 31, 32, 33, 64, 90])
-            address, half = rng.randrange(1000), rng.getrandbits(1)
+            address, half, anchors = rng.randrange(1000), rng.getrandbits(1), rng.getrandbits(1)
             bench.lines.clear()
-            account, lines = await bench.send(ctx, address=address, half=half, rows=rows, columns=columns)
+            result = {"address": address, "half": half, "rows": rows, "columns": columns, "anchors": anchors}
+            account, lines = await bench.send(ctx, **result)
             failed = await bench.settle(ctx, account)
-            words = result_row_words(columns)
+            words = result_row_words(columns, transpose=anchors)
             expected = []
             for row in range(rows):
                 for word in range(words):
                     data = bench.stored(half, row % 2, row // 2 * words + word)
                     kept = min(WORD_VALUES, columns - word * WORD_VALUES)
+                    if anchors and word == words - 1:
+                        kept = WORD_VALUES
                     expected.append((address + row * words + word, data & (1 << 16 * kept) - 1))
             assert bench.lines == expected
             assert (failed, lines) == (False, len(expected))

@@ -11,10 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plora.hw.defs.config import KEPT_ROW_WORDS, WORD_VALUES, NdpConfig
-from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
+from plora.hw.defs.config import DOT_LANES, WORD_VALUES, NdpConfig
+from plora.hw.defs.packing import (
+    ceil_div,
+    operand_row_stripes,
+    pack_geometry,
+    pack_geometry_transposed,
+    result_row_words,
+)
 from plora.hw.rtl.core.gate import JobGate
-from plora.hw.rtl.core.job import FINISHED, Destination, Region, input_capacity, result_tag_layout, work_layout
+from plora.hw.rtl.core.job import (
+    FINISHED,
+    SCALE_USED_BITS,
+    Destination,
+    Region,
+    input_capacity,
+    result_tag_layout,
+    work_layout,
+)
 from plora.hw.rtl.core.operand_loader import issued_layout
 from plora.hw.rtl.core.sequencer import BeatSequencer, granted_layout
 from tests.hw.rtl.core.bench import TINY, simulate
@@ -24,70 +38,93 @@ EIGHT_CHANNELS = replace(TINY, name="tiny-8", channels=8, input_buffer_bytes=1 <
 
 def random_job(config: NdpConfig, rng: random.Random) -> dict[str, Any]:
     """Dimensions and flags of a job such as the decoder lets pass, with its work."""
-    from_kept = rng.random() < 0.3
-    k = rng.choice([1, 8, 9, 16, 17, 33, 64, 250] + ([] if from_kept else [300, 700]))
+    token_wise = rng.random() < 0.3
+    softmax = not token_wise and rng.random() < 0.3
+    from_kept = token_wise or (not softmax and rng.random() < 0.3)
+    k = rng.choice([1, 8, 9, 16, 17, 33, 64, 250] + ([] if from_kept or softmax else [300, 700]))
     n, b = rng.choice([1, 2, 3, 5, 17, 40]), rng.choice([1, 1, 2, 3, 5])
-    g = pack_geometry(config, n, k)
+    g: Any = (pack_geometry_transposed if token_wise else pack_geometry)(config, n, k)
     if g.beats > config.dram_buffer_stripes:
         b = min(b, 2)
+    tap_lanes, split = (DOT_LANES, 1) if token_wise else (g.tap_lanes, g.split)
     destination = rng.choice(list(Destination))
+    if token_wise and destination is Destination.KEPT:
+        destination = Destination.MEMORY
     continues = int(rng.random() < 0.3)
-    if g.groups > 1 or b > 2 or g.taps > 1:
+    if g.groups > 1 or b > 2 or softmax or (not token_wise and g.taps > 1):
         continues = 0
         destination = destination if destination is not Destination.ACCUMULATORS else Destination.MEMORY
-    kept_word = rng.randint(0, 5) if destination is Destination.KEPT else 0
+    if softmax:
+        destination = Destination.KEPT
+    pairs = ceil_div(b, 2)
     work = {
         "from_kept": int(from_kept),
         "load": int(not from_kept),
         "row_stripes": operand_row_stripes(config, k),
-        "pairs": ceil_div(b, 2),
+        "pairs": pairs,
         "single": b % 2,
         "stripes": g.stripes,
         "groups": g.groups,
         "beats": g.beats,
-        "tap": {32: 0, 16: 1, 8: 2}[g.tap_lanes],
-        "split_log2": g.split.bit_length() - 1,
-        "tail": k - (g.beats - 1) * g.split * g.tap_lanes,
+        "tap": 0 if token_wise else {32: 0, 16: 1, 8: 2}[g.tap_lanes],
+        "split_log2": split.bit_length() - 1,
+        "tail": k - (g.beats - 1) * split * tap_lanes,
         "group_rows": g.group_rows,
         "last_rows": n - (g.groups - 1) * g.group_rows,
         "continues": continues,
         "destination": destination,
-        "kept_word": kept_word,
-        "row_words": result_row_words(n),
+        "kept_stride": config.kept_stride(pairs),
+        "kept_word": rng.randint(0, 2) if destination is Destination.KEPT or token_wise else 0,
+        "row_words": result_row_words(n, transpose=token_wise),
+        "token_wise": int(token_wise),
+        "softmax": int(softmax),
+        "begins": rng.getrandbits(1),
+        "scale": rng.getrandbits(SCALE_USED_BITS),
     }
     half = rng.choice([Region.HALF_0, Region.HALF_1])
-    return {"n": n, "k": k, "b": b, "g": g, "base": rng.randrange(input_capacity(config)), "work": work,
-            "region": Region.KEPT if destination is Destination.KEPT else half}  # fmt: skip
+    return {"n": n, "k": k, "b": b, "g": g, "split": split, "base": rng.randrange(input_capacity(config)),
+            "work": work, "region": Region.KEPT if destination is Destination.KEPT else half}  # fmt: skip
 
 
 def expected_beats(config: NdpConfig, job: dict[str, Any], position: int) -> Iterator[dict[str, Any]]:
     """The beats of ``job``, whose weights begin at ``position``, in order."""
     g, work, capacity = job["g"], job["work"], input_capacity(config)
-    kept = job["region"] == Region.KEPT
+    kept, token_wise = job["region"] == Region.KEPT, work["token_wise"]
     for group in range(g.groups):
         for pair in range(work["pairs"]):
             for t in range(g.beats):
-                word = t * g.split
+                word = t * job["split"]
                 first_value = group * g.group_rows
-                row_word = pair * (KEPT_ROW_WORDS if kept else work["row_words"]) + work["kept_word"]
+                row_word = pair * (work["kept_stride"] if kept else work["row_words"])
+                row_word += work["kept_word"] if kept else 0
+                kept_row = pair * work["kept_stride"]
                 stripe = position + group * g.beats + t
+                last_group = group == g.groups - 1
                 yield {
                     "stripe": stripe,
                     "position": stripe % (2 * config.dram_buffer_stripes),
                     "address": None
                     if work["from_kept"]
                     else (job["base"] + pair * work["row_stripes"] + word // config.channels) % capacity,
-                    "kept": pair * KEPT_ROW_WORDS + t if work["from_kept"] else None,
+                    "kept": kept_row + work["kept_word"] + t // 2 if token_wise else kept_row + t,
                     "part": word % config.channels,
                     "partial": t == g.beats - 1,
                     "first": t == 0 and not work["continues"],
                     "last": t == g.beats - 1 and work["destination"] is not Destination.ACCUMULATORS,
                     "second_row": not (work["single"] and pair == work["pairs"] - 1),
                     "weights_last_use": pair == work["pairs"] - 1,
+                    "upper_half": token_wise and t % 2,
+                    "pause": (2 if last_group else 1) if token_wise else work["softmax"],
+                    "state": pair if token_wise and t == 0 else None,
                     "word": row_word + first_value // WORD_VALUES,
                     "lane": first_value % WORD_VALUES,
                     "rows": min(g.group_rows, job["n"] - first_value),
-                    "end": group == g.groups - 1 and pair == work["pairs"] - 1,
+                    "pair": pair,
+                    "softmax": work["softmax"],
+                    "begins": work["begins"] and group == 0,
+                    "scale": work["scale"],
+                    "anchor": token_wise and last_group,
+                    "end": last_group and pair == work["pairs"] - 1,
                 }
 
 
@@ -106,7 +143,7 @@ def test_beats_come_group_by_group_pair_by_pair(config: NdpConfig, moods: tuple[
     total_stripes = position
     span = {"beat": 0, "span": 0, "stall_weights": 0, "stall_drain": 0}
     depth = config.dram_buffer_stripes
-    freed = arrived = 0
+    freed = arrived = scores = 0
 
     async def source(ctx: Any) -> None:
         for number, job in enumerate(jobs):
@@ -117,7 +154,7 @@ def test_beats_come_group_by_group_pair_by_pair(config: NdpConfig, moods: tuple[
             ctx.set(dut.jobs.valid, 0)
 
     async def sink(ctx: Any) -> None:
-        nonlocal freed, arrived
+        nonlocal freed, arrived, scores
         for number, job in enumerate(jobs):
             shown = None  # the stripe that the input buffer shows
             cycles, begun = 0, False
@@ -127,6 +164,8 @@ def test_beats_come_group_by_group_pair_by_pair(config: NdpConfig, moods: tuple[
                     if arrived < total_stripes and arrived - freed < depth and rng.random() < arrival:
                         arrived += 1
                     ready = rng.random() >= stall
+                    stored = scores > 0 and rng.random() < 0.1
+                    ctx.set(dut.scores_stored, stored)
                     ctx.set(dut.arrived, arrived % (2 * depth))
                     ctx.set(dut.issue.ready, ready)
                     *_, valid, beat, ended, activity = await ctx.tick().sample(
@@ -140,21 +179,27 @@ def test_beats_come_group_by_group_pair_by_pair(config: NdpConfig, moods: tuple[
                     last = fired and index == len(beats[number]) - 1
                     assert ended.valid == last
                     assert not fired or want["stripe"] < arrived, "a beat before its weights"
+                    completes = fired and want["last"]
+                    assert not (completes and scores and not want["softmax"]), "results would overtake scores"
+                    scores += bool(completes and want["softmax"]) - stored
                 freed += want["weights_last_use"]
                 where = f"job {number} {job}, beat {index}"
                 control, tag = beat.control, result_tag_layout(config).from_bits(beat.control.tag)
                 assert control.weights_position == want["position"], where
+                state = beat.state_pair if beat.state_enable else None
+                assert state == want["state"], where
                 if want["address"] is None:
-                    assert (beat.kept_enable, beat.input_enable, beat.kept_address) == (1, 0, want["kept"]), where
+                    assert (beat.kept_enable, beat.input_enable) == (not want["upper_half"], 0), where
+                    assert beat.kept_address == want["kept"], where
                 else:
                     shown = beat.input_address if beat.input_enable else shown
                     assert (shown, beat.kept_enable) == (want["address"], 0), where
                     assert control.part == want["part"], where
-                for name in ("partial", "first", "last", "second_row", "weights_last_use"):
+                for name in ("partial", "first", "last", "second_row", "weights_last_use", "upper_half", "pause"):
                     assert control[name] == want[name], (where, name)
-                for name in ("tap", "split_log2", "tail", "from_kept"):
+                for name in ("tap", "split_log2", "tail", "from_kept", "token_wise"):
                     assert control[name] == job["work"][name], (where, name)
-                for name in ("word", "lane", "rows", "end"):
+                for name in ("word", "lane", "rows", "pair", "softmax", "begins", "scale", "anchor", "end"):
                     assert tag[name] == want[name], (where, name)
                 assert (tag.region, tag.split_log2) == (job["region"], job["work"]["split_log2"])
             assert (ended.slot, ended.region, ended.cycles) == (number, job["region"], cycles)
@@ -244,6 +289,23 @@ def test_a_kept_operand_must_be_stored_to_its_last_value() -> None:
         ctx.set(dut.collected, 1)
         await ctx.tick()
         ctx.set(dut.collected, 0)
+        assert gate.granted(ctx)
+
+    simulate(gate.dut, bench)
+
+
+def test_softmax_terms_are_weighed_only_when_the_states_of_their_rows_are_complete() -> None:
+    gate = Gate()
+
+    async def bench(ctx: Any) -> None:
+        dut = gate.dut
+        ctx.set(dut.softmax_busy, 1)
+        gate.offer(ctx, from_kept=1)
+        assert gate.granted(ctx)  # a plain intermediate does not ask for them
+        gate.offer(ctx, from_kept=1, token_wise=1)
+        assert not gate.granted(ctx)
+        assert ctx.get(dut.waits_for_input)
+        ctx.set(dut.softmax_busy, 0)
         assert gate.granted(ctx)
 
     simulate(gate.dut, bench)

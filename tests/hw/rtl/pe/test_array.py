@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from plora.hw.defs.config import PE_ROWS, NdpConfig, preset
 from plora.hw.defs.packing import pack_geometry
 from plora.hw.defs.queue import NUMERIC_NAN, NUMERIC_OVERFLOW
-from plora.hw.rtl.pe.array import PeArray, beat_layout, results_layout
-from plora.sim.golden.numerics import golden_gemm
+from plora.hw.rtl.pe.array import MAX_PAUSE, PeArray, beat_layout, results_layout
+from plora.hw.rtl.pe.drain import MAX_OFFSET, score_layout
+from plora.sim.golden.numerics import Scores, gemm_grid, grid_to_fp16, grid_to_scores
 from tests.hw.rtl.pe.beats import Shape, make_beats, take_result
 from tests.hw.rtl.pe.bench import ARRAYS, TAG_BITS
 from tests.hw.rtl.pe.compiled import ACCUMULATOR, Array, ArrayRun, Units
@@ -39,6 +40,9 @@ class Group:
     """Otherwise its sums are abandoned."""
     gaps: list[int]
     """Cycles without a beat before the beats, repeated as often as needed."""
+    token_wise: bool = False
+    pause: int = 0
+    offsets: tuple[int, int] = (0, 0)
 
 
 @dataclass
@@ -49,8 +53,27 @@ class Job:
     beats: list[int]
     gaps: list[int]
     accepted: list[int]
-    results: list[tuple[int, int, int, Array, Array]]
-    """Cycle, tag, tap index, FP16 patterns and flags of the meaningful results (both rows)."""
+    results: list[tuple[int, int, int, Array, Array, Array, Array]]
+    """Cycle, tag, tap index; FP16 patterns and flags, scores and their flags of the meaningful results (both rows)."""
+
+
+def numeric(nan: Array, overflow: Array) -> Array:
+    flags: Array = nan * NUMERIC_NAN | overflow * NUMERIC_OVERFLOW
+    return flags
+
+
+def score_bits(scores: Scores) -> Array:
+    """Return scores as bits of a `score_layout`."""
+    names = ("mantissa", "exponent", "negative", "infinite", "nan")
+    bits: Array = sum(getattr(scores, name).astype(np.int64) << score_layout[name].offset for name in names)
+    return bits
+
+
+def meaning(scores: Array) -> Array:
+    """Return bits of a `score_layout` without number where the score is infinite, without sign too where it is NaN."""
+    infinite, nan = (1 << score_layout[name].offset for name in ("infinite", "nan"))
+    sign = 1 << score_layout["negative"].offset
+    return np.where(scores & nan, nan, np.where(scores & infinite, scores & (infinite | sign), scores))
 
 
 def make_job(config: NdpConfig, groups: list[Group], seed: int) -> Job:
@@ -59,13 +82,18 @@ def make_job(config: NdpConfig, groups: list[Group], seed: int) -> Job:
     job = Job(config, [], [], [], [])
     cycle, merge_free = 0, 0
     for tag, group in enumerate(groups):
-        shape = Shape(config, group.tap, group.split_log2)
+        shape = Shape(config, group.tap, group.split_log2, group.token_wise)
         operand_pairs = []
         for index, columns in enumerate(group.columns):
             x, w = operands(rng, (PE_ROWS, columns), group.kind), operands(rng, (shape.rows, columns), group.kind)
             operand_pairs.append((x, w))
             ends = group.complete and index == len(group.columns) - 1
-            beats = list(make_beats(shape, x, w, first=index == 0, last=ends, second_row=group.second_row, tag=tag))
+            beats = list(
+                make_beats(
+                    shape, x, w, first=index == 0, last=ends, second_row=group.second_row, tag=tag,
+                    pause=group.pause, offsets=group.offsets,
+                )
+            )  # fmt: skip
             for beat_index, beat in enumerate(beats):
                 gap = group.gaps[len(job.beats) % len(group.gaps)]
                 last = ends and beat_index == len(beats) - 1
@@ -74,7 +102,7 @@ def make_job(config: NdpConfig, groups: list[Group], seed: int) -> Job:
                 if last:
                     for _ in range(shape.taps):
                         start = max(start, merge_free)
-                        merge_free = start + 1 + group.split_log2
+                        merge_free = start + 1 + group.split_log2 + group.pause
                         start += 1
                     cycle = start
                 else:
@@ -84,26 +112,48 @@ def make_job(config: NdpConfig, groups: list[Group], seed: int) -> Job:
                 job.accepted.append(cycle - 1)
         if group.complete:
             x, w = (np.concatenate(parts, axis=1).view(np.float16) for parts in zip(*operand_pairs, strict=True))
-            values, nan, overflow = golden_gemm(x, w, ACCUMULATOR)
-            numeric = nan * NUMERIC_NAN | overflow * NUMERIC_OVERFLOW
-            for tap in range(shape.taps):
+            sums = gemm_grid(x, w, ACCUMULATOR)
+            results = (
+                *grid_to_fp16(sums, ACCUMULATOR, np.array(group.offsets)[:, None]),
+                grid_to_scores(sums, ACCUMULATOR),
+            )
+            values, nan, overflow, scores = results
+            for tap in range(shape.rows // shape.part_channels):
                 part = np.s_[:, tap * shape.part_channels : (tap + 1) * shape.part_channels]
-                at = job.accepted[-1] - (shape.taps - 1 - tap) * (1 + group.split_log2) + LATENCY + group.split_log2
-                job.results.append((at, tag, tap, values.view(np.uint16)[part], numeric[part]))
+                at = job.accepted[-1] + LATENCY + group.split_log2
+                at += tap if group.token_wise else -(shape.taps - 1 - tap) * (1 + group.split_log2 + group.pause)
+                job.results.append(
+                    (
+                        at,
+                        tag,
+                        tap,
+                        values.view(np.uint16)[part],
+                        numeric(nan, overflow)[part],
+                        score_bits(scores)[part],
+                        numeric(scores.nan, scores.overflow)[part],
+                    )
+                )
     return job
 
 
 def check(job: Job, run: ArrayRun, groups: list[Group]) -> None:
     assert run.accepted == job.accepted
     assert len(run.results) == len(job.results)
-    for word, at, (cycle, tag, tap, values, numeric) in zip(run.results, run.result_cycles, job.results, strict=True):
+    for word, at, (cycle, tag, tap, values, flags, scores, score_flags) in zip(
+        run.results, run.result_cycles, job.results, strict=True
+    ):
         result, group = take_result(job.config, word), groups[tag]
         assert (result.tag, result.tap_index, result.second_row) == (tag, tap, group.second_row)
-        assert result.last_tap == (tap == (1 << group.tap) - 1)
+        assert result.last_tap == (tap == (1 if group.token_wise else (1 << group.tap) - 1))
         assert at == cycle, f"result of group {tag}, tap {tap}"
         meaningful = values.shape[1]
         np.testing.assert_array_equal(result.values[:, :meaningful], values, str(group))
-        np.testing.assert_array_equal(result.numeric[:, :meaningful], numeric, str(group))
+        np.testing.assert_array_equal(result.numeric[:, :meaningful], flags, str(group))
+        # Scores have no offset.
+        rows = np.flatnonzero(np.array(group.offsets) == 0)
+        is_flags, is_scores = (array[rows, :meaningful] for array in (result.score_numeric, result.scores))
+        np.testing.assert_array_equal(is_flags, score_flags[rows], str(group))
+        np.testing.assert_array_equal(meaning(is_scores), meaning(scores[rows]), str(group))
 
 
 def run_job(units: Units, name: str, groups: list[Group], seed: int = 0) -> Job:
@@ -117,8 +167,11 @@ def run_job(units: Units, name: str, groups: list[Group], seed: int = 0) -> Job:
 @st.composite
 def group_lists(draw: st.DrawFn, channels: int) -> list[Group]:
     def group() -> Group:
-        tap = draw(st.integers(0, 2))
-        if tap:
+        token_wise = draw(st.booleans())
+        tap = 0 if token_wise else draw(st.integers(0, 2))
+        if token_wise:
+            columns, split_log2 = draw(st.lists(st.integers(1, 100), min_size=1, max_size=3)), 0
+        elif tap:
             columns, split_log2 = [draw(st.integers(1, 32 >> tap))], 0
         else:
             split_log2 = draw(st.integers(0, channels.bit_length() - 1))
@@ -131,6 +184,9 @@ def group_lists(draw: st.DrawFn, channels: int) -> list[Group]:
             second_row=draw(st.booleans()),
             complete=bool(tap) or draw(st.integers(0, 5)) > 0,
             gaps=draw(st.lists(st.integers(0, 3), min_size=1, max_size=5)),
+            token_wise=token_wise,
+            pause=0 if split_log2 else draw(st.integers(int(token_wise), MAX_PAUSE)),
+            offsets=(draw(st.integers(0, MAX_OFFSET)), draw(st.integers(0, MAX_OFFSET))),
         )
 
     return [group() for _ in range(draw(st.integers(1, 6)))]
@@ -181,6 +237,34 @@ def test_sums_go_on_across_descriptors_and_pauses(units: Units) -> None:
     run_job(units, "tiny", [whole(columns=1, gaps=[9]), replace(whole(gaps=[7, 0, 21]), columns=[31, 64, 5, 1])])
 
 
+def token_wise(columns: int, **changes: Any) -> Group:
+    return whole(columns=columns, token_wise=True, **{"pause": 1, **changes})
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_token_wise_groups_of_two_beats_follow_each_other_without_a_bubble(units: Units, name: str) -> None:
+    job = run_job(units, name, [token_wise(32, offsets=(i % 16, 15 - i % 16)) for i in range(20)])
+    assert job.accepted == list(range(40))
+    assert [result[0] for result in job.results] == list(range(LATENCY + 1, LATENCY + 41))
+
+
+@pytest.mark.parametrize("pause", [1, 2])
+def test_token_wise_groups_of_one_beat_keep_their_pause(units: Units, pause: int) -> None:
+    job = run_job(units, "tiny", [token_wise(columns, pause=pause) for columns in range(1, 17)])
+    assert job.accepted == list(range(0, 16 * (pause + 1), pause + 1))
+
+
+@pytest.mark.parametrize("tap", range(3))
+def test_scores_leave_room_for_their_second_row(units: Units, tap: int) -> None:
+    job = run_job(units, "tiny", [whole(tap, columns=32 >> tap, pause=1) for _ in range(10)])
+    assert [result[0] for result in job.results] == list(range(LATENCY, LATENCY + (20 << tap), 2))
+
+
+def test_token_wise_sums_go_on_across_descriptors_between_others(units: Units) -> None:
+    groups = [token_wise(1), replace(token_wise(1), columns=[64, 32, 7]), whole(), token_wise(40), whole(1, columns=16)]
+    run_job(units, "tiny", groups + groups[::-1])
+
+
 def test_abandoned_sums_leave_no_trace(units: Units) -> None:
     poison = whole(columns=64, kind="special", complete=False)
     run_job(units, "tiny", [poison, whole(), poison, whole(1, columns=16), poison, whole(split_log2=1)])
@@ -205,6 +289,9 @@ def test_amaranth_simulator_agrees(name: str) -> None:
         whole(1, columns=16),
         whole(split_log2=config.channels.bit_length() - 1, columns=70),
         whole(columns=1),
+        token_wise(40, offsets=(3, 0)),
+        token_wise(5, pause=2),
+        whole(pause=1),
     ]
     job = make_job(config, groups, 5)
     dut = PeArray(config, tag_bits=TAG_BITS)

@@ -187,10 +187,20 @@ class SfuUnits(Compiled):
             (weights_valid == 1).tolist(), integers(weights, count), (busy == 1).tolist(), integers(states, count)
         )
 
-    def scaler(self, name: str, p: Array, anchors: Array, last: Array) -> Array:
-        """Return p' of p (beats, 16) with anchors (beats, units) and last (beats,)."""
-        latency = PScaler.LATENCY
-        p, anchors, last = (np.concatenate([part, part[:latency]]) for part in (p, anchors, last))
+    def scaler(self, name: str, p: Array, anchors: Array, last: Array, stall: float = 0.0) -> Array:
+        """Return p' of p (beats, 16) with anchors (beats, units) and last (beats,).
+
+        In a part ``stall`` of the cycles the scaler stands still, with other values at its ports.
+        """
+        latency, count = PScaler.LATENCY, len(p)
+        rng = np.random.default_rng(count)
+        enabled = np.repeat(True, count + latency)
+        if stall:
+            enabled = rng.random(4 * len(enabled)) >= stall
+            enabled = enabled[: np.flatnonzero(np.cumsum(enabled) == count + latency)[0] + 1]
+        beats = np.minimum(np.cumsum(enabled) - 1, count - 1)
+        beats = np.where(enabled, beats, rng.integers(count, size=len(beats)))
+        p, anchors, last = (np.concatenate([part[beats], part[:1]]) for part in (p, anchors, last))
         # A single anchor has a word of its own, as its port has.
         raw = np.ascontiguousarray(anchors.astype(np.int16).view(np.uint16))
         raw = raw.astype(np.uint32) if raw.shape[1] == 1 else raw
@@ -198,9 +208,10 @@ class SfuUnits(Compiled):
         self._call(
             f"{name}_scaler",
             *(len(p), np.ascontiguousarray(p, np.uint16), raw),
-            *(np.ascontiguousarray(last.astype(np.int16).view(np.uint16), np.uint32), scaled),
+            *(np.ascontiguousarray(last.astype(np.int16).view(np.uint16), np.uint32),),
+            *(np.append(enabled, False).astype(np.uint32), scaled),
         )
-        return scaled[latency:]
+        return scaled[np.flatnonzero(enabled)[latency - 1 : count + latency - 1] + 1]
 
 
 def check_run(name: str, units: Sequence[Unit], run: Run, read_rows: Sequence[int]) -> Model:

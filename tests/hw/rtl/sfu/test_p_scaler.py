@@ -13,9 +13,9 @@ from tests.hw.rtl.sfu.compiled import SfuUnits
 EVERY_P = np.append(np.arange(0x3C01), 0x7E00).astype(np.uint16)
 
 
-def check(units: SfuUnits, name: str, p: Array, anchors: Array, last: Array) -> None:
+def check(units: SfuUnits, name: str, p: Array, anchors: Array, last: Array, stall: float = 0.0) -> None:
     """Compare beats of p (beats, 16) under anchors (beats, units) with ``last`` (beats,)."""
-    got = units.scaler(name, p, anchors, last)
+    got = units.scaler(name, p, anchors, last, stall)
     expected = rescale_weights(p.view(np.float16), anchors, last, CONFIGS[name]).view(np.uint16)
     wrong = np.argwhere(got != expected)
     if len(wrong):
@@ -45,6 +45,14 @@ def test_anchors_change_from_beat_to_beat_and_from_unit_to_unit(units: SfuUnits,
     last = rng.integers(-32766, 32768, beats)
     anchors = np.maximum(last[:, None] - rng.integers(0, 40, (beats, per_beat)), -32767)
     check(units, name, p, anchors, last)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_stands_still_whatever_is_at_its_ports(units: SfuUnits, name: str) -> None:
+    rng = np.random.default_rng(4)
+    p = rng.choice(EVERY_P, (300, 16))
+    last = rng.integers(0, 40, 300)
+    check(units, name, p, np.zeros((300, 16 // CONFIGS[name].channels), np.int64), last, stall=0.5)
 
 
 def test_units_without_an_anchor_hold_zeros_and_nan(units: SfuUnits) -> None:

@@ -85,13 +85,14 @@ int64_t sfu_exp2(void* handle, int64_t cycles, const uint32_t* fractions, uint32
         return cycles;                                                                                               \
     }                                                                                                                \
     int64_t sfu_##NAME##_scaler(void* handle, int64_t cycles, const uint32_t* p, const uint32_t* anchors,            \
-                                const uint32_t* last, uint32_t* scaled) {                                            \
+                                const uint32_t* last, const uint32_t* enable, uint32_t* scaled) {                    \
         Bench& bench = *static_cast<Bench*>(handle);                                                                 \
         Vndp& dut = bench.dut;                                                                                       \
         for (int64_t i = 0; i < cycles; ++i) {                                                                       \
             load(dut.NAME##_scaler_p, p + i * words<decltype(dut.NAME##_scaler_p)>());                               \
             load(dut.NAME##_scaler_anchors, anchors + i * words<decltype(dut.NAME##_scaler_anchors)>());             \
             dut.NAME##_scaler_last = last[i];                                                                        \
+            dut.NAME##_scaler_enable = enable[i];                                                                    \
             bench.settle();                                                                                          \
             store(dut.NAME##_scaler_scaled, scaled + i * words<decltype(dut.NAME##_scaler_scaled)>());               \
             bench.edge();                                                                                            \
