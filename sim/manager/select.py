@@ -19,8 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from plora.sim.manager.cost import STRATEGIES, AttentionCost, CostModel, FloatArray, IntArray
+
+SINGLE_CHANGES = 16
+"""Fewer than twice as many adapters change one by one; of more, one in so many at once, while that gains more."""
+
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Decision:
         kv_share: P, the share of KV whose copies are in HBM.
         time: step time by the cost model, in its unit.
         cached_bytes: HBM of cached matrices.
-        rounds: candidates applied.
+        rounds: times that candidates were applied.
         fits: whether `cached_bytes` are within the budget; False only if no strategy without HBM exists.
     """
 
@@ -151,13 +157,35 @@ def _evictions(
     return holders, running, freed
 
 
+def _together(
+    search: Search, strategies: IntArray, movable: IntArray, times: FloatArray, over: BoolArray, now: float
+) -> IntArray | None:
+    """Return a decision in which the adapters that gain most by themselves change at once, or None for few adapters.
+
+    Only changes that take HBM from nobody are among them; `times` (movable, options) are those of single changes.
+    """
+    most = len(movable) // SINGLE_CHANGES
+    if most < 2:
+        return None
+    alone = np.where(over, np.inf, times)
+    option = alone.argmin(axis=1)
+    reached = alone[np.arange(len(movable)), option]
+    order = np.argsort(reached, kind="stable")[:most]
+    order = order[reached[order] < now]
+    if len(order) < 2:
+        return None
+    found = strategies.copy()
+    found[movable[order]] = search.allowed[option[order]]
+    return found
+
+
 def improve(
-    search: Search, strategies: IntArray, movable: IntArray, gain: float, rounds: int
+    search: Search, strategies: IntArray, movable: IntArray, gain: float, rounds: int, *, many: bool = False
 ) -> tuple[IntArray, float, float, int]:
     """Apply the best candidate until none saves more than the share `gain` of the step.
 
-    Only the adapters `movable` are candidates; others change only as victims. Returns the decision,
-    its time, P, and the number of changes.
+    Only the adapters `movable` are candidates; others change only as victims. With `many`, several
+    change in one round where that gains more. Returns the decision, its time, P, and the number of rounds.
     """
     sums, used = search.sums(strategies)
     time_, share_ = search.judge(sums[:, None], np.array([used]))
@@ -186,6 +214,16 @@ def improve(
         best = int(times.argmin())
         if not times[best] < time * (1 - gain):
             break
+        together = None
+        if many:
+            together = _together(search, strategies, movable, times.reshape(-1, len(allowed)), over, time)
+        if together is not None:
+            sums_, used_ = search.sums(together)
+            time_, share_ = search.judge(sums_[:, None], np.array([used_]))
+            if float(time_[0]) < float(times[best]):
+                strategies, sums, used, time, share = together, sums_, used_, float(time_[0]), float(share_[0])
+                applied += 1
+                continue
         which, option = divmod(best, len(allowed))
         strategies = strategies.copy()
         if victims is not None and need is not None and fallback is not None:
@@ -213,7 +251,9 @@ def select(problem: Problem, warm: IntArray | None = None, *, gain: float = 0.0,
         return Decision(np.zeros(0, dtype=np.int64), float(share[0]), float(time[0]), 0.0, 0, True)
     search = Search(problem)
     limit = 2 * search.count + 2 if rounds is None else rounds
-    tried = [improve(search, _fit(search, start), search.index, gain, limit) for start in _starts(search, warm)]
+    tried = [
+        improve(search, _fit(search, start), search.index, gain, limit, many=True) for start in _starts(search, warm)
+    ]
     strategies, best_time, best_share, applied = min(tried, key=lambda found: found[1])
     _, used = search.sums(strategies)
     return Decision(strategies, best_share, best_time, used, applied, used <= problem.budget_bytes)

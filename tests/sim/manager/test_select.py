@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plora.sim.manager.cost import AttentionCost, Composition, CostModel
-from plora.sim.manager.select import Decision, Problem, exhaustive, select
+from plora.sim.manager.select import Decision, Problem, Search, _fit, _starts, exhaustive, improve, select
 from tests.bench.manager import GROUPS, RATES, problem
 
 
@@ -100,3 +100,16 @@ def test_no_adapters_leave_all_hbm_to_kv_copies() -> None:
 def test_the_exhaustive_search_refuses_what_would_never_end() -> None:
     with pytest.raises(ValueError, match="too many"):
         exhaustive(problem(np.random.default_rng(0), 20))
+
+
+@pytest.mark.parametrize("composition", ["dependency", "overlap", "additive"])
+def test_large_batches_that_change_many_at_once_stay_within_two_percent_of_one_by_one(composition: Composition) -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(6):
+        asked = problem(rng, int(rng.integers(60, 120)), composition)
+        search = Search(asked)
+        found = select(asked)
+        check(asked, found)
+        limit = 2 * search.count + 2
+        single = min(improve(search, _fit(search, s), search.index, 0.0, limit)[1] for s in _starts(search, None))
+        assert found.time <= 1.02 * single
