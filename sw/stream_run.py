@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from plora.hw.defs.config import NdpConfig
-from plora.hw.defs.descriptor import Source
+from plora.hw.defs.descriptor import MAX_OPERAND_BYTES, Descriptor, Source
 from plora.hw.defs.errors import UserError
-from plora.hw.defs.packing import pack_geometry
+from plora.hw.defs.packing import pack_geometry, pack_geometry_transposed
 from plora.hw.defs.port import DevicePort
 from plora.hw.defs.queue import (
     LINE_BYTES,
@@ -21,14 +21,13 @@ from plora.hw.defs.queue import (
     VALID_OFFSET,
     Completion,
     operand_offset,
-    submission_line,
     valid_word,
 )
 from plora.hw.defs.registers import GLOBAL, Access, global_offset, queue_offset
 from plora.hw.defs.status import Status
 from plora.sim.device.stream import Entry, Stream
 from plora.sim.functional.device import FunctionalDevice
-from plora.sim.functional.layout import gpu_operand_bytes, pack_operand
+from plora.sim.functional.layout import gpu_operand_bytes, pack_operand, pack_transposed
 
 FIRST_PASS = 1
 _ENABLE = 1
@@ -88,18 +87,20 @@ def operands(entry: Entry, config: NdpConfig) -> tuple[bytes, bytes]:
     d = entry.descriptor
     rng = np.random.default_rng(entry.seed)
     device = gpu = b""
-    if (
-        d.device_rows
-        and d.device_columns
-        and pack_geometry(config, d.device_rows, d.device_columns).packed_bytes < 1 << 20
-    ):
-        values = rng.standard_normal((d.device_rows, d.device_columns), dtype=np.float32)
-        device = pack_operand(values.astype(np.float16), config)
+    if d.device_rows and d.device_columns and _packed_bytes(d, config) <= MAX_OPERAND_BYTES:
+        values = rng.standard_normal((d.device_rows, d.device_columns), dtype=np.float32).astype(np.float16)
+        device = pack_transposed(values.T, config) if d.transpose else pack_operand(values, config)
     if d.source == Source.SLOT and d.gpu_rows and d.gpu_columns and d.gpu_rows * d.gpu_columns < 1 << 19:
         rng = np.random.default_rng((entry.seed, 1))
-        values = rng.standard_normal((d.gpu_rows, d.gpu_columns), dtype=np.float32)
-        gpu = gpu_operand_bytes(values.astype(np.float16), config)
+        values = rng.standard_normal((d.gpu_rows, d.gpu_columns), dtype=np.float32).astype(np.float16)
+        gpu = gpu_operand_bytes(values, config)
     return device, gpu
+
+
+def _packed_bytes(d: Descriptor, config: NdpConfig) -> int:
+    if d.transpose:
+        return pack_geometry_transposed(config, d.device_rows, d.device_columns).packed_bytes()
+    return pack_geometry(config, d.device_rows, d.device_columns).packed_bytes
 
 
 def check_runnable(stream: Stream, dram_bytes: int) -> None:
@@ -216,7 +217,7 @@ def run_stream(
         rung = set()
         while coming and stream.entries[coming[0]].arrival_cycle <= now:
             entry = stream.entries[coming.popleft()]
-            device.poke(stream.submission_slot(entry), submission_line(entry.descriptor, FIRST_PASS))
+            device.poke(stream.submission_slot(entry), entry.submission_line(FIRST_PASS))
             rung.add(entry.queue)
         for queue in sorted(rung):
             device.mmio_write(queue_offset(queue, "DOORBELL"), 1)
@@ -241,7 +242,7 @@ def differences(stream: Stream, device: SimulatedDevice) -> Iterable[str]:
     load_operands(stream, twin.hdm_write)
     _enable(twin, stream)
     for entry in stream.entries:
-        twin.hdm_write(stream.submission_slot(entry), submission_line(entry.descriptor, FIRST_PASS))
+        twin.hdm_write(stream.submission_slot(entry), entry.submission_line(FIRST_PASS))
     for queue in stream.rings:
         twin.mmio_write(queue_offset(queue, "DOORBELL"), 1)
     twin.hdm_fence()

@@ -25,6 +25,7 @@ therefore never taken for valid, and nothing has to be cleared.
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -197,6 +198,16 @@ def softmax_scale(factor: float) -> int:
     bits = (exponent - 2 + _FP32_BIAS << SCALE_FRACTION_BITS) + mantissa
     largest = (SCALE_MAX_EXPONENT + 1 + _FP32_BIAS << SCALE_FRACTION_BITS) - 1
     return min(bits, largest) << _FP32_FRACTION_BITS - SCALE_FRACTION_BITS
+
+
+def ordinary_softmax_scale(head_dim: int) -> int:
+    """The softmax scale of ordinary attention, log2(e) / sqrt(head_dim)."""
+    return softmax_scale(math.log2(math.e) / math.sqrt(head_dim))
+
+
+def softmax_scale_value(scale: int) -> float:
+    """The number that FP32 bits mean."""
+    return float(struct.unpack("<f", scale.to_bytes(4, "little"))[0])
 
 
 def softmax_scale_allowed(scale: int) -> bool:

@@ -109,7 +109,7 @@ def alone(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Alone:
         first_beat + np.where(held_up, d.beats - 1 + 2 + d.beat_cycles - 1 + (passes - 1) * period, 0),
         last_beat + 2 + d.beat_cycles - 1,
     )
-    results = accepted + c.array + d.merge_cycles + c.collect + c.queue
+    results = accepted + c.array + d.merge_cycles + d.softmax_cycles + c.collect + c.queue
     ready = np.where(d.destination == TO_ACCUMULATORS, last_beat + c.queue, results)
     one, pair = geometric(timing.stall), geometric(timing.stall, 2)
     sent = ready + c.write_start + d.lines * (1 + pair) - 1

@@ -31,6 +31,8 @@ class CoreConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grant: int
     array: int
     collect: int
+    softmax: int
+    softmax_settle: int
     queue: int
     retire: int
     write_start: int

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from plora.hw.defs.config import DOT_LANES, DOTS_PER_WORD, KEPT_MAX_VALUES, PE_ROWS, WORD_VALUES, NdpConfig
 from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
+from plora.sim.core.constants import load_constants
 
 Ints = npt.NDArray[np.int64]
 
@@ -68,6 +69,8 @@ class Demand(NamedTuple):
     result_line: int
     multiply_adds: int
     split_log2: int
+    softmax_cycles: int
+    settle_cycles: int
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class Demands:
     result_line       the first of them
     multiply_adds     products that count, B * N * K
     split_log2        halvings of a split sum
+    softmax_cycles    cycles of the softmax unit between array and buffer; 0 for other results
+    settle_cycles     cycles after which what was kept may be used
     ================  ====================================================================================
     """
 
@@ -112,6 +117,8 @@ class Demands:
     result_line: Ints
     multiply_adds: Ints
     split_log2: Ints
+    softmax_cycles: Ints
+    settle_cycles: Ints
 
     def __len__(self) -> int:
         return len(self.load)
@@ -135,7 +142,8 @@ def gemm_demands(config: NdpConfig, shapes: Shapes) -> Demands:
     neighbours.
     """
     n, k, b = shapes.device_rows, shapes.device_columns, shapes.gpu_rows
-    transposed = shapes.transpose != 0
+    constants = load_constants()
+    transposed, softmax = shapes.transpose != 0, shapes.op == Op.SOFTMAX
     taps = np.where(transposed | (k > WORD_VALUES // 2), 1, np.where(k <= WORD_VALUES // 4, 4, 2))
     split_log2 = np.zeros_like(n)
     for log2 in range(1, config.channels.bit_length()):
@@ -158,14 +166,17 @@ def gemm_demands(config: NdpConfig, shapes: Shapes) -> Demands:
         beats=beats,
         groups=groups,
         pairs=pairs,
-        beat_cycles=taps,
+        # Of a word that holds several rows of softmax terms, each takes as long as it does alone.
+        beat_cycles=np.where(softmax & (taps > 1), PE_ROWS * taps, taps),
         # The two sums of a column, and the two rows of softmax terms, leave one after the other.
-        merge_cycles=np.where(transposed | (shapes.op == Op.SOFTMAX), 1, split_log2),
+        merge_cycles=np.where(transposed | softmax, 1, split_log2),
         destination=destination,
         lines=(destination == TO_MEMORY) * b * (_ceil_div(n, WORD_VALUES) + transposed),
         result_line=shapes.result_line,
         multiply_adds=b * n * k,
         split_log2=split_log2,
+        softmax_cycles=softmax * constants.softmax,
+        settle_cycles=transposed * constants.softmax_settle,
     )
 
 

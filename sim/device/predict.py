@@ -47,7 +47,7 @@ def statuses(stream: Stream) -> list[Status]:
         if aborted[queue]:
             status = Status.CHAIN_ABORTED
         else:
-            verdict = check(d, stream.config, stream.window(queue), chain[queue])
+            verdict = check(d, stream.config, stream.window(queue), chain[queue], entry.softmax_scale)
             status, chain[queue] = verdict.status, verdict.chain
         aborted[queue] = bool(d.chain) and status is not Status.OK
         if not d.chain:

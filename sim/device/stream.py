@@ -20,12 +20,29 @@ from plora.hw.defs.config import VALUE_BYTES, WORD_BYTES, NdpConfig
 from plora.hw.defs.descriptor import FIELDS, Descriptor, DType, Keep, Op, Source, Type
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.legality import QueueWindow, RingSetup
-from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
-from plora.hw.defs.queue import MAX_DEPTH, MAX_SLOT_LOG2, MIN_DEPTH, MIN_SLOT_LOG2, RESULT_OFFSET, operand_offset
+from plora.hw.defs.packing import (
+    ceil_div,
+    operand_row_stripes,
+    pack_geometry,
+    pack_geometry_transposed,
+    result_row_words,
+)
+from plora.hw.defs.queue import (
+    MAX_DEPTH,
+    MAX_SLOT_LOG2,
+    MIN_DEPTH,
+    MIN_SLOT_LOG2,
+    RESULT_OFFSET,
+    operand_offset,
+    ordinary_softmax_scale,
+    softmax_scale,
+    softmax_scale_value,
+    submission_line,
+)
 
 _ENUMS: dict[str, type[IntEnum]] = {"type": Type, "op": Op, "dtype": DType, "source": Source, "keep": Keep}
 _WIDTHS = {field.name: field.width for field in FIELDS}
-_OWN = ("queue", "arrival_cycle", "seed")
+_OWN = ("queue", "arrival_cycle", "seed", "softmax_scale")
 FIELD_NAMES = (*_WIDTHS, *_OWN)
 """Fields that a line may have."""
 
@@ -52,6 +69,12 @@ class Entry:
     """Cycle, from the start of the run, at which the host publishes it."""
     seed: int
     """Of its operands' values."""
+    softmax_scale: int = 0
+    """FP32 bits."""
+
+    def submission_line(self, ring_pass: int) -> bytes:
+        """Line 0 of its slot."""
+        return submission_line(self.descriptor, ring_pass, self.softmax_scale)
 
 
 @dataclass(frozen=True)
@@ -79,7 +102,20 @@ class Stream:
         return ring.result_base + (entry.slot % ring.depth << ring.result_slot_log2)
 
 
+def _scale(raw: object, where: str) -> int:
+    """FP32 bits of the softmax scale that a line states as a number; 0 stays 0, for the device to refuse."""
+    try:
+        factor = float(raw)  # type: ignore[arg-type]
+        return softmax_scale(factor) if factor else 0
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    except (TypeError, ValueError):
+        raise UserError(f"{where}: softmax_scale is {raw!r}; give a number") from None
+
+
 def _value(name: str, raw: object, where: str) -> int:
+    if name == "softmax_scale":
+        return _scale(raw, where)
     enum = _ENUMS.get(name)
     if isinstance(raw, str):
         text = raw.strip()
@@ -170,10 +206,12 @@ def format_stream(lines: Sequence[Line]) -> str:
     """The lines as JSON Lines, enumerations by name; `parse_stream` reads the same back."""
     out = io.StringIO()
     for line in lines:
-        named = {
+        named: dict[str, str | int | float] = {
             name: _ENUMS[name](value).name.lower() if name in _ENUMS and value in list(_ENUMS[name]) else value
             for name, value in line.values.items()
         }
+        if "softmax_scale" in named:
+            named["softmax_scale"] = softmax_scale_value(line.values["softmax_scale"])
         out.write(json.dumps(named) + "\n")
     return out.getvalue()
 
@@ -186,7 +224,11 @@ def _complete(values: Mapping[str, int], config: NdpConfig) -> dict[str, int]:
     """Descriptor fields with their defaults, but for an address that is not given."""
     rows, columns = values["device_rows"], values["device_columns"]
     batch = values.get("gpu_rows", 1)
-    packed = pack_geometry(config, max(rows, 1), max(columns, 1)).packed_bytes if rows and columns else 0
+    packed = 0
+    if rows and columns and values.get("transpose", 0):
+        packed = pack_geometry_transposed(config, rows, columns).packed_bytes()
+    elif rows and columns:
+        packed = pack_geometry(config, rows, columns).packed_bytes
     field_limit = 1 << _WIDTHS["device_bytes"]
     defaults: dict[str, int] = {
         "type": Type.READ_COMPUTE,
@@ -198,6 +240,11 @@ def _complete(values: Mapping[str, int], config: NdpConfig) -> dict[str, int]:
         "gpu_bytes": batch * values.get("gpu_columns", columns) * VALUE_BYTES % field_limit,
     }
     return defaults | {name: value for name, value in values.items() if name in _WIDTHS}
+
+
+def default_scale(d: Descriptor) -> int:
+    """The softmax scale of a line that states none: that of ordinary attention; 0 for other operations."""
+    return ordinary_softmax_scale(d.device_columns) if d.op == Op.SOFTMAX and d.device_columns else 0
 
 
 class _Allocator:
@@ -251,12 +298,12 @@ def place(config: NdpConfig, lines: Sequence[Line]) -> Stream:
             result_log2,
         )
     rings_end = allocator.end
-    operands: dict[tuple[int, int, int], int] = {}
+    operands: dict[tuple[int, ...], int] = {}
     entries = []
     for line, values, queue, slot in filled:
         seed = line.values.get("seed", line.number)
         if "device_address" not in values:
-            key = values["device_rows"], values["device_columns"], seed
+            key = values["device_rows"], values["device_columns"], values.get("transpose", 0), seed
             if key not in operands:
                 operands[key] = allocator.take(values["device_bytes"])
             values["device_address"] = operands[key]
@@ -266,7 +313,8 @@ def place(config: NdpConfig, lines: Sequence[Line]) -> Stream:
                 f" which end at {rings_end:#x}; choose a higher one, or none"
             )
         descriptor = Descriptor(**values)
-        entries.append(Entry(line.number, descriptor, queue, slot, line.values.get("arrival_cycle", 0), seed))
+        scale = line.values.get("softmax_scale", default_scale(descriptor))
+        entries.append(Entry(line.number, descriptor, queue, slot, line.values.get("arrival_cycle", 0), seed, scale))
     memory_bytes = 1 << config.dpa_bits
     if allocator.end > memory_bytes:
         raise UserError(
@@ -296,5 +344,5 @@ def _slot_bytes(values: Mapping[str, int], config: NdpConfig) -> tuple[int, int]
         submission += batch * operand_row_stripes(config, columns) * config.stripe_bytes
     result = RESULT_OFFSET
     if not values.get("keep", Keep.NONE) and not values.get("acc_out", 0):
-        result += batch * result_row_words(rows) * WORD_BYTES
+        result += batch * result_row_words(rows, transpose=values.get("transpose", 0)) * WORD_BYTES
     return submission, result

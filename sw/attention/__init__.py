@@ -6,7 +6,7 @@ partial results of devices and GPU, `attend` carries the chains out, `store` hol
 
 from plora.sw.attention.attend import Attended
 from plora.sw.attention.layout import KvLayout, widest_tile
-from plora.sw.attention.merge import Partial, attend_exactly, merge, ordinary_scale
+from plora.sw.attention.merge import Partial, attend_exactly, merge
 from plora.sw.attention.store import KvStore
 
 __all__ = [
@@ -16,6 +16,5 @@ __all__ = [
     "Partial",
     "attend_exactly",
     "merge",
-    "ordinary_scale",
     "widest_tile",
 ]

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from plora.hw.defs.config import AccumulatorConfig
+from plora.hw.defs.queue import softmax_scale_value
 from plora.sim.golden.numerics import SCORE_BITS
-from plora.sw.attention.merge import Float64, scale_factor
+from plora.sw.attention.merge import Float64
 
 EXP2_ERROR = 2e-5
 """Largest relative error of the device's 2**f (`plora.hw.defs.exp2`)."""
@@ -53,7 +54,7 @@ def error_bound(
         accumulator: the devices' grid.
     """
     q, k, v = (np.asarray(each, np.float64) for each in (q, k, v))
-    factor, step, tokens = scale_factor(scale), 2.0**accumulator.lsb_exponent, len(k)
+    factor, step, tokens = softmax_scale_value(scale), 2.0**accumulator.lsb_exponent, len(k)
     t = q @ k.T * factor
     dt = _t_error(t, q.shape[1], factor, step)
     relative = np.exp2(dt) * (1 + EXP2_ERROR) * (1 + ROUNDING) - 1

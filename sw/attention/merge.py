@@ -16,19 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from plora.hw.defs.queue import ANCHOR_NONE, SUM_FRACTION_BITS, Anchor, softmax_scale
+from plora.hw.defs.queue import ANCHOR_NONE, SUM_FRACTION_BITS, Anchor, softmax_scale_value
 
 Float64 = npt.NDArray[np.float64]
-
-
-def ordinary_scale(head_dim: int) -> int:
-    """The softmax scale of ordinary attention, log2(e) / sqrt(head_dim), as the device takes it (FP32 bits)."""
-    return softmax_scale(math.log2(math.e) / math.sqrt(head_dim))
-
-
-def scale_factor(scale: int) -> float:
-    """The number that the FP32 bits of a softmax scale mean."""
-    return float(np.uint32(scale).view(np.float32))
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,7 @@ def attend_exactly(q: npt.NDArray[Any], k: npt.NDArray[Any], v: npt.NDArray[Any]
     if not len(k):
         return Partial.none(len(q), v.shape[1])
     with np.errstate(invalid="ignore"):
-        t = q @ k.T * scale_factor(scale)
+        t = q @ k.T * softmax_scale_value(scale)
         m = t.max(axis=1)
         p = np.exp2(t - np.where(np.isneginf(m), 0.0, m)[:, None])
         return Partial(p @ v, m, p.sum(axis=1))

@@ -27,6 +27,7 @@ from plora.hw.defs.errors import UserError
 from plora.hw.defs.legality import kept_column_limit
 from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
 from plora.hw.defs.queue import RESULT_OFFSET, operand_offset
+from plora.hw.defs.registers import RESET_CHAIN_LIMIT
 from plora.sw.attention.layout import KvLayout, token_granule
 from plora.sw.tiling import SlotSizes
 
@@ -114,12 +115,26 @@ def _batch_and_span(layout: KvLayout, tokens: int, rows: int, slots: SlotSizes) 
             span = min(span, layout.tile_tokens, config.dram_buffer_stripes * DOT_LANES)
             if span >= tokens:
                 return batch, span
-        elif span >= granule:
+            continue
+        span = min(span, _tiles_of_a_chain(layout) * layout.tile_tokens)
+        if span >= granule:
             return batch, span // granule * granule
     raise UserError(
         f"one query row of {layout.head_dim} values does not fit slots of {slots.submission_bytes} and"
         f" {slots.result_bytes} bytes or the buffers of {config.name!r}; use larger ones"
     )
+
+
+def _tiles_of_a_chain(layout: KvLayout) -> int:
+    """Most whole tiles of a chain that the device does not close for its length; one more may be in it in parts."""
+    of_keys = ceil_div(layout.tile_tokens, _most_keys(layout))
+    return max(1, RESET_CHAIN_LIMIT // (of_keys + layout.value_groups) - 1)
+
+
+def _most_keys(layout: KvLayout) -> int:
+    """Tokens whose keys one descriptor can state."""
+    g, granule = layout.keys, token_granule(layout.config, layout.head_dim)
+    return MAX_OPERAND_BYTES // (g.beats * g.stripe_bytes) * g.group_rows // granule * granule
 
 
 def _result_words(layout: KvLayout, groups: int) -> int:
@@ -134,9 +149,7 @@ def _chain(layout: KvLayout, pieces: Sequence[_Piece], span: range, rows: range,
 
 
 def _key_steps(layout: KvLayout, pieces: Sequence[_Piece], batch: int) -> Iterator[AttentionStep]:
-    g, config = layout.keys, layout.config
-    granule = token_granule(config, layout.head_dim)
-    most = MAX_OPERAND_BYTES // (g.beats * g.stripe_bytes) * g.group_rows // granule * granule
+    config, most = layout.config, _most_keys(layout)
     cuts = [
         (piece.address, start, min(start + most, piece.stop))
         for piece in pieces

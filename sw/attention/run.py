@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from plora.hw.defs.errors import UserError
+from plora.hw.defs.queue import softmax_scale_value
 from plora.sim.functional.layout import Matrix
 from plora.sim.golden.softmax import NO_ANCHOR, golden_attention
 from plora.sw.adapters.tensors import read_tensors
 from plora.sw.attention.attend import Attended, DevicePart
 from plora.sw.attention.bound import error_bound
-from plora.sw.attention.merge import Float64, attend_exactly, merge, scale_factor
+from plora.sw.attention.merge import Float64, attend_exactly, merge
 from plora.sw.attention.store import KvStore
 from plora.sw.driver import LinkTraffic
 from plora.sw.session import Session
@@ -196,7 +197,7 @@ def _is_golden(
     rows, tokens = part.chain.rows, part.chain.tokens
     mine = q[_heads(inputs, part.head)][rows.start : rows.stop]
     keys, values = (each[part.device :: devices, part.head][tokens.start : tokens.stop] for each in (k, v))
-    golden = golden_attention(mine, keys, values, scale_factor(scale), store.config(part.device)).partial
+    golden = golden_attention(mine, keys, values, softmax_scale_value(scale), store.config(part.device)).partial
     m = np.where(golden.anchor == NO_ANCHOR, -np.inf, golden.anchor + golden.shift)
     sums = golden.total * np.exp2(-24.0 - golden.shift)
     return (

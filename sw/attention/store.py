@@ -225,7 +225,7 @@ class KvStore:
 
         Parameters:
             q: (heads, head_dim), FP16; query heads ``h * G ... (h + 1) * G - 1`` use KV head h.
-            scale: softmax scale, FP32 bits (`plora.sw.attention.merge.ordinary_scale`).
+            scale: softmax scale, FP32 bits (`plora.hw.defs.queue.ordinary_softmax_scale`).
 
         Raises:
             UserError: another shape or type of q.

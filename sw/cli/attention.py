@@ -63,7 +63,7 @@ def configure(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Place the cache, run the steps, compare and report."""
-    from plora.sw.attention.merge import ordinary_scale, scale_factor
+    from plora.hw.defs.queue import ordinary_softmax_scale, softmax_scale_value
     from plora.sw.attention.run import decode
     from plora.sw.session import open_session
 
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> Result:
     steps, heads, head_dim = inputs.q.shape
     tokens, kv_heads = len(inputs.k) - steps + 1, inputs.k.shape[1]
     _in_range("--gpu-tokens", args.gpu_tokens, 0, tokens)
-    scale = ordinary_scale(head_dim)
+    scale = ordinary_softmax_scale(head_dim)
     with ExitStack() as stack:
         sessions = []
         for device in range(args.devices):
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> Result:
         "tokens": tokens,
         "gpu_tokens": args.gpu_tokens,
         "seed": args.seed,
-        "softmax_scale": scale_factor(scale),
+        "softmax_scale": softmax_scale_value(scale),
         "match": all(report.match for report in reports),
         "within_bound": all(report.within_bound for report in reports),
         "steps": [_step_data(report, timed) for report in reports],

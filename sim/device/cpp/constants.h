@@ -33,6 +33,7 @@ struct Settings {
 struct Demand {
     int64_t load, from_kept, operand_stripes, operand_space, operand_stripe, device_stripe, stripes, beats, groups, pairs;
     int64_t beat_cycles, merge_cycles, destination, lines, result_line, multiply_adds, split_log2;
+    int64_t softmax_cycles, settle_cycles;
 };
 
 enum Destination : int64_t { kMemory = 0, kKept = 1, kAccumulators = 2 };

@@ -254,7 +254,7 @@ class Core {
     bool grant(Job& job) {
         double cycle = job.given + s_.queue;
         if (job.demand.load) cycle = std::max(cycle, job.arrived);
-        else if (job.demand.from_kept) cycle = std::max(cycle, collected_ + 1);
+        else if (job.demand.from_kept) cycle = std::max(cycle, collected_ + 1 + job.demand.settle_cycles);
         if (work_ended_ > 0) cycle = std::max(cycle, jobs_[work_[work_ended_ - 1]].last_beat + 1);
         if (work_ended_ >= s_.finished) cycle = std::max(cycle, jobs_[work_[work_ended_ - s_.finished]].passed + 1);
         const bool to_memory = job.demand.destination == kMemory;
@@ -389,7 +389,7 @@ class Core {
     void end(Job& job) {
         job.last_beat = issue_;
         if (drains(job)) {
-            job.collected = array_ + s_.array + job.demand.merge_cycles + s_.collect;
+            job.collected = array_ + s_.array + job.demand.merge_cycles + job.demand.softmax_cycles + s_.collect;
             collected_ = job.collected;
         }
         ++work_ended_;

@@ -33,12 +33,14 @@ def test_constants_that_the_rtl_states_itself_agree() -> None:
     from plora.hw.rtl.front.queue_engine import WRITERS
     from plora.hw.rtl.front.slot_reader import READERS
     from plora.hw.rtl.pe.array import PeArray
+    from plora.hw.rtl.sfu.sfu import Sfu
 
     c = load_constants()
     for name in ("tiny", "small", "full"):
         config = preset(name)
         assert Decoder(config).cycles == c.decode + 1
         assert PeArray(config, tag_bits=1).latency == c.array
+        assert (c.softmax, c.softmax_settle) == (Sfu.LATENCY, Sfu.SETTLE)
         assert longest_burst(config) == min(c.page_words, config.dram_buffer_stripes // c.burst_share)
     assert (c.job_slots, c.records, c.finished) == (JOB_SLOTS, RECORDS, FINISHED)
     assert (c.page_words, c.bursts_in_flight) == (PAGE_WORDS, BURSTS_IN_FLIGHT)

@@ -16,6 +16,7 @@ from plora.hw.defs.packing import (
     pack_geometry_transposed,
     result_row_words,
 )
+from plora.sim.core.constants import load_constants
 from plora.sim.core.demand import (
     TO_ACCUMULATORS,
     TO_KEPT,
@@ -85,6 +86,7 @@ def test_geometry_of_values_is_that_of_their_packing(name: str, shapes: list[tup
         geometry = pack_geometry_transposed(config, n, k)
         assert (demand.groups, demand.beats, demand.stripes) == (geometry.groups, geometry.beats, geometry.stripes)
         assert (demand.beat_cycles, demand.merge_cycles, demand.split_log2) == (1, 1, 0)
+        assert (demand.softmax_cycles, demand.settle_cycles) == (0, load_constants().softmax_settle)
         assert demand.lines == b * result_row_words(n, transpose=1)
         assert (demand.load, demand.from_kept, demand.multiply_adds) == (0, 1, n * k * b)
 
@@ -96,7 +98,9 @@ def test_softmax_is_a_product_that_is_kept() -> None:
         next(iter(demands(config, shapes_of(config, [Descriptor(op=op, **fields)])).rows()))
         for op in (Op.SOFTMAX, Op.GEMM)
     )
-    assert scores == product._replace(merge_cycles=1)
+    assert scores == product._replace(merge_cycles=1, softmax_cycles=load_constants().softmax)
+    short = Descriptor(op=Op.SOFTMAX, device_rows=100, device_columns=8, gpu_rows=3, chain=1, keep=Keep.NEW)
+    assert next(iter(demands(config, shapes_of(config, [short])).rows())).beat_cycles == 8
 
 
 def test_an_operation_without_a_model_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from plora.hw.defs.config import preset
 from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
 from plora.hw.defs.errors import UserError
-from plora.hw.defs.legality import QueueWindow, check, ring_setup_allowed
-from plora.hw.defs.packing import pack_geometry
+from plora.hw.defs.legality import ChainState, QueueWindow, check, ring_setup_allowed
+from plora.hw.defs.packing import pack_geometry, pack_geometry_transposed
+from plora.hw.defs.queue import softmax_scale, softmax_scale_of, softmax_scale_value
 from plora.hw.defs.status import Status
 from plora.sim.core.memory import MemoryTiming
 from plora.sim.device.predict import predict_stream
@@ -92,6 +94,45 @@ def test_defaults_make_a_legal_descriptor() -> None:
         device_address=d.device_address,
     )
     assert check(d, SMALL, stream.window(0)).status is Status.OK
+
+
+HEAD = [
+    {"op": "softmax", "device_rows": 64, "device_columns": 40, "gpu_rows": 3, "keep": "new", "chain": 1},
+    {
+        "op": "softmax", "device_rows": 30, "device_columns": 40, "gpu_rows": 3, "keep": "append", "chain": 1,
+        "source": "chain", "softmax_scale": 0.25,
+    },
+    {"device_rows": 40, "device_columns": 94, "gpu_rows": 3, "source": "kept", "transpose": 1},
+]  # fmt: skip
+
+
+def test_a_head_of_attention_is_a_legal_chain_with_the_ordinary_scale() -> None:
+    stream, state = place(SMALL, lines_of(HEAD)), ChainState()
+    for entry in stream.entries:
+        window = stream.window(0)
+        verdict = check(entry.descriptor, SMALL, window, state, entry.softmax_scale)
+        assert verdict.status is Status.OK
+        state = verdict.chain
+    scales = [softmax_scale_value(entry.softmax_scale) for entry in stream.entries]
+    assert scales == [pytest.approx(math.log2(math.e) / math.sqrt(40), rel=1e-5), 0.25, 0.0]
+    assert softmax_scale_of(stream.entries[1].submission_line(7)) == softmax_scale(0.25)
+    values = stream.entries[2].descriptor
+    assert values.device_bytes == pack_geometry_transposed(SMALL, 40, 94).packed_bytes()
+
+
+def test_scales_are_numbers_in_files_of_both_kinds_and_written_back() -> None:
+    lines = lines_of(HEAD)
+    assert parse_stream(format_stream(lines)) == lines
+    table = "device_rows,device_columns,op,softmax_scale\n4,4,softmax,0.25\n4,4,softmax,\n4,4,softmax,0\n"
+    scales = [line.values.get("softmax_scale") for line in parse_stream(table)]
+    assert scales == [softmax_scale(0.25), None, 0]
+    for bad, message in (
+        ("x", "softmax_scale is 'x'; give a number"),
+        ("256", "softmax scale 256"),
+        ("nan", "scale nan"),
+    ):
+        with pytest.raises(UserError, match=f"line 2: .*{message}"):
+            parse_stream(f"device_rows,device_columns,softmax_scale\n4,4,{bad}\n", "s.csv")
 
 
 def test_rings_and_operands_do_not_overlap_and_fit_their_contents() -> None:

@@ -15,10 +15,11 @@ from plora.hw.defs.descriptor import Keep, Op, Source
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.legality import ChainState, QueueWindow, check
 from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry_transposed
+from plora.hw.defs.queue import ordinary_softmax_scale
+from plora.hw.defs.registers import RESET_CHAIN_LIMIT
 from plora.hw.defs.status import Status
 from plora.sim.functional.layout import pack_operand, pack_transposed
 from plora.sw.attention.layout import KvLayout, token_granule, widest_tile
-from plora.sw.attention.merge import ordinary_scale
 from plora.sw.attention.plan import AttentionChain, plan_attention
 from plora.sw.tiling import SlotSizes, full_slots
 
@@ -33,7 +34,7 @@ def check_chain(layout: KvLayout, chain: AttentionChain, slots: SlotSizes, tiles
     """Hold every descriptor against the decoder, and against the tiles."""
     config = layout.config
     window = QueueWindow(tiles[0], tiles[-1] + layout.tile_bytes, slots.submission_bytes, slots.result_bytes)
-    state, scale = ChainState(), ordinary_scale(layout.head_dim)
+    state, scale = ChainState(), ordinary_softmax_scale(layout.head_dim)
     key_tokens, dims = 0, []
     for index, step in enumerate(chain.steps):
         d = step.descriptor
@@ -64,6 +65,7 @@ def check_chain(layout: KvLayout, chain: AttentionChain, slots: SlotSizes, tiles
         if step.dims is not None:
             assert len(step.dims) == d.device_rows
             dims += list(step.dims)
+    assert len(chain.steps) <= RESET_CHAIN_LIMIT
     assert key_tokens == len(chain.tokens)
     assert dims == list(range(layout.head_dim))
 
@@ -101,6 +103,17 @@ def test_a_chain_serves_as_many_rows_as_one_tile_allows_and_two_across_tiles() -
     assert [chain.rows for chain in plan_attention(wide, [0], 16352, 4, slots)] == [range(4)]
     spans = [chain.tokens for chain in plan_attention(wide, [0, 1 << 24, 1 << 25, 1 << 26], 65000, 1, slots)]
     assert spans == [range(0, 32512), range(32512, 65000)]
+
+
+def test_a_chain_is_not_longer_than_the_device_lets_it_be() -> None:
+    config = replace(preset("full"), dpa_bits=48)
+    for head_dim, tokens in ((128, 32768), (256, 20000)):
+        layout = KvLayout(config, head_dim, 32)
+        tiles = [FIRST_TILE + i * layout.tile_bytes for i in range(ceil_div(tokens, 32))]
+        chains = list(plan_attention(layout, tiles, tokens, 1, full_slots(config)))
+        assert len(chains) > 1, "without a limit one chain would do"
+        for chain in chains:
+            check_chain(layout, chain, full_slots(config), tiles)
 
 
 def test_a_device_without_room_for_a_row_and_its_anchor_is_refused() -> None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from plora.hw.defs.config import NdpConfig, preset
 from plora.hw.defs.errors import UserError
-from plora.hw.defs.queue import softmax_scale
+from plora.hw.defs.queue import ordinary_softmax_scale, softmax_scale, softmax_scale_value
 from plora.sim.functional import FunctionalDevice
 from plora.sim.functional.layout import Matrix
 from plora.sim.golden import softmax as golden
 from plora.sw.attention.attend import Attended
 from plora.sw.attention.bound import error_bound
-from plora.sw.attention.merge import Partial, attend_exactly, merge, ordinary_scale, scale_factor
+from plora.sw.attention.merge import Partial, attend_exactly, merge
 from plora.sw.attention.store import KvStore
 from plora.sw.queue_pair import DescriptorError
 from plora.sw.session import Session, open_session
@@ -51,7 +51,7 @@ def check_bits(got: Attended, q: Matrix, k: Matrix, v: Matrix, scale: int, store
         local = slice(tokens.start, tokens.stop)
         keys, values = (each[part.device :: count, part.head][local] for each in (k, v))
         config = store.config(part.device)
-        expected = golden.golden_attention(mine, keys, values, scale_factor(scale), config).partial
+        expected = golden.golden_attention(mine, keys, values, softmax_scale_value(scale), config).partial
         where = f"device {part.device}, head {part.head}, rows {rows}, tokens {tokens}"
         assert np.array_equal(part.o.view(np.uint16), expected.o.view(np.uint16)), where
         none = expected.anchor == golden.NO_ANCHOR
@@ -78,7 +78,7 @@ def test_grouped_queries_over_tiles_and_devices(name: str, count: int) -> None:
     config = preset(name)
     store = KvStore(devices(count, config), head_dim=64, kv_heads=2, tile_tokens=64)
     k, v = random(1, 300, 2, 64), random(2, 300, 2, 64)
-    q, scale = random(3, 8, 64), ordinary_scale(64)
+    q, scale = random(3, 8, 64), ordinary_softmax_scale(64)
     store.append(k, v)
     got = store.attend(q, scale)
     check_bits(got, q, k, v, scale, store, count)
@@ -89,16 +89,16 @@ def test_grouped_queries_over_tiles_and_devices(name: str, count: int) -> None:
 
 def test_the_bound_is_a_few_roundings_of_the_values() -> None:
     q, k, v = random(20, 4, 128), random(21, 64, 128), random(22, 64, 128)
-    bound = error_bound(q, k, v, ordinary_scale(128), preset("full").accumulator)
+    bound = error_bound(q, k, v, ordinary_softmax_scale(128), preset("full").accumulator)
     assert bound.max() < 2.0**-11 * np.abs(v).max()
-    one = error_bound(q, k[:1], v[:1], ordinary_scale(128), preset("full").accumulator)
+    one = error_bound(q, k[:1], v[:1], ordinary_softmax_scale(128), preset("full").accumulator)
     assert (one < 2.0**-10 * np.abs(v[:1]) + 2.0**-21).all(), "one token is its own value, rounded"
 
 
 def test_the_cache_grows_token_by_token_and_each_step_sees_all_of_it() -> None:
     config, count = preset("small"), 2
     store = KvStore(devices(count, config, seed=1), head_dim=80, tile_tokens=32)
-    k, v, scale = random(4, 150, 1, 80), random(5, 150, 1, 80), ordinary_scale(80)
+    k, v, scale = random(4, 150, 1, 80), random(5, 150, 1, 80), ordinary_softmax_scale(80)
     store.append(k[:90], v[:90])
     for step in range(90, 150, 7):
         store.append(k[store.tokens() : step], v[store.tokens() : step])
@@ -125,7 +125,7 @@ def test_any_shape_has_golden_bits_and_the_bound(
     config = preset(name)
     store = KvStore(devices(count, config, depth=4), head_dim=dims, kv_heads=heads, tile_tokens=64)
     k, v = random(seed, tokens, heads, dims), random(seed + 1, tokens, heads, dims, size=3)
-    q, scale = random(seed + 2, group * heads, dims, size=size), ordinary_scale(dims)
+    q, scale = random(seed + 2, group * heads, dims, size=size), ordinary_softmax_scale(dims)
     store.append(k, v)
     got = store.attend(q, scale)
     check_bits(got, q, k, v, scale, store, count)
@@ -136,7 +136,7 @@ def test_more_tokens_than_one_chain_keeps_are_several_partial_results() -> None:
     config = preset("tiny")
     store = KvStore(devices(1, config), head_dim=16)
     k, v = random(6, 2100, 1, 16), random(7, 2100, 1, 16)
-    q, scale = random(8, 3, 16), ordinary_scale(16)
+    q, scale = random(8, 3, 16), ordinary_softmax_scale(16)
     store.append(k, v)
     got = store.attend(q, scale)
     assert len({part.chain.tokens for part in got.parts}) == 3
@@ -148,7 +148,7 @@ def test_tokens_on_the_gpu_join_those_of_the_devices() -> None:
     config = preset("small")
     store = KvStore(devices(2, config), head_dim=64, kv_heads=2)
     k, v = random(9, 200, 2, 64), random(10, 200, 2, 64)
-    q, scale = random(11, 4, 64), ordinary_scale(64)
+    q, scale = random(11, 4, 64), ordinary_softmax_scale(64)
     store.append(k[50:], v[50:])
     others = [[attend_exactly(q[2 * h : 2 * h + 2], k[:50, h], v[:50, h], scale)] for h in range(2)]
     check_errors(store.attend(q, scale, others=others), q, k, v, scale, store)
@@ -214,7 +214,7 @@ def test_memory_is_taken_by_tiles_and_given_back() -> None:
 
 
 def test_a_prefix_is_stored_once_and_each_sequence_goes_its_own_way() -> None:
-    config, scale = preset("tiny"), ordinary_scale(32)
+    config, scale = preset("tiny"), ordinary_softmax_scale(32)
     sessions = devices(2, config)
     free = [session.allocator.free_bytes for session in sessions]
     first = KvStore(sessions, head_dim=32, kv_heads=2, tile_tokens=32, name="first")
@@ -246,7 +246,7 @@ def test_a_prefix_is_stored_once_and_each_sequence_goes_its_own_way() -> None:
 
 
 def test_tokens_that_were_taken_back_leave_the_rest_as_it_was() -> None:
-    config, scale = preset("small"), ordinary_scale(64)
+    config, scale = preset("small"), ordinary_softmax_scale(64)
     sessions = devices(2, config)
     store = KvStore(sessions, head_dim=64, tile_tokens=32)
     k, v, q = random(33, 140, 1, 64), random(34, 140, 1, 64), random(35, 2, 64)
@@ -270,7 +270,7 @@ def test_tokens_that_were_taken_back_leave_the_rest_as_it_was() -> None:
 
 
 def test_a_copy_that_does_not_fit_leaves_both_sequences_as_they_were() -> None:
-    config, scale = preset("tiny"), ordinary_scale(64)
+    config, scale = preset("tiny"), ordinary_softmax_scale(64)
     sessions = devices(1, config)
     k, q = random(38, 600, 1, 64), random(39, 1, 64)
     store = KvStore(sessions, head_dim=64, tile_tokens=1024)
@@ -289,7 +289,7 @@ def test_a_copy_that_does_not_fit_leaves_both_sequences_as_they_were() -> None:
 
 
 def test_several_sequences_are_under_way_at_once() -> None:
-    config, scale = preset("small"), ordinary_scale(64)
+    config, scale = preset("small"), ordinary_softmax_scale(64)
     sessions = devices(2, config, depth=6)
     k, v, q = random(40, 3, 90, 2, 64), random(41, 3, 90, 2, 64), random(42, 3, 4, 64)
     stores = [KvStore(sessions, head_dim=64, kv_heads=2, tile_tokens=32, name=f"request {i}") for i in range(3)]
@@ -303,7 +303,7 @@ def test_several_sequences_are_under_way_at_once() -> None:
 
 
 def test_a_device_that_fails_says_so_and_serves_the_next_token() -> None:
-    config, scale = preset("tiny"), ordinary_scale(64)
+    config, scale = preset("tiny"), ordinary_softmax_scale(64)
     sessions = devices(2, config)
     k, v, q = random(43, 90, 1, 64), random(44, 90, 1, 64), random(45, 2, 64)
     store = KvStore(sessions, head_dim=64, tile_tokens=32)
@@ -330,7 +330,7 @@ def test_a_full_memory_refuses_the_tokens_and_holds_none_of_them() -> None:
             before, tokens = store.size_bytes, store.tokens()
             store.append(k, k)
     assert (store.size_bytes, store.tokens()) == (before, tokens) and before > held
-    q, scale = random(19, 2, 64), ordinary_scale(64)
+    q, scale = random(19, 2, 64), ordinary_softmax_scale(64)
     store.attend(q, scale)
 
 
@@ -356,7 +356,7 @@ def test_other_shapes_and_types_are_refused(keys: Matrix, values: Matrix) -> Non
 def test_other_queries_are_refused(q: Matrix) -> None:
     store = KvStore(devices(1, preset("tiny")), head_dim=64, kv_heads=2)
     with pytest.raises(UserError, match="queries are a"):
-        store.attend(q, ordinary_scale(64))
+        store.attend(q, ordinary_softmax_scale(64))
 
 
 def test_a_cache_needs_a_device_and_a_head() -> None:

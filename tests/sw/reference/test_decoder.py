@@ -11,8 +11,9 @@ import pytest
 
 from plora.hw.defs.config import preset
 from plora.hw.defs.errors import UserError
+from plora.hw.defs.queue import ordinary_softmax_scale
 from plora.sim.functional import FunctionalDevice
-from plora.sw.attention import KvStore, ordinary_scale
+from plora.sw.attention import KvStore
 from plora.sw.reference.decoder import Attention, Decoder, Float64, load_decoder
 from plora.sw.session import open_session
 
@@ -57,7 +58,7 @@ def attention_on_devices(model: Decoder, count: int, *, forget: int | None = Non
     """
     sessions = []
     for _ in range(count):
-        device = FunctionalDevice(preset("tiny"), attention=True)
+        device = FunctionalDevice(preset("tiny"))
         sessions.append(open_session(device, memory_bytes=device.memory.size_bytes))
     config = model.config
     store = KvStore(
@@ -70,7 +71,7 @@ def attention_on_devices(model: Decoder, count: int, *, forget: int | None = Non
 
     def attend(layer: int, q: Float64, k: Float64, v: Float64) -> Float64:
         q, k, v = (each.astype(np.float16) for each in (q, k, v))  # type: ignore[assignment]
-        scale, outputs = ordinary_scale(q.shape[2]), []
+        scale, outputs = ordinary_softmax_scale(q.shape[2]), []
         for token in range(len(q)):
             new = slice(token, token + 1)
             store.append(k[new] * np.float16(token != forget), v[new], layer)
