@@ -176,7 +176,8 @@ def gemm_demands(config: NdpConfig, shapes: Shapes) -> Demands:
         multiply_adds=b * n * k,
         split_log2=split_log2,
         softmax_cycles=softmax * constants.softmax,
-        settle_cycles=transposed * constants.softmax_settle,
+        # The second row of a pair goes through the softmax unit a cycle behind the first.
+        settle_cycles=transposed * (constants.softmax_settle + (b > 1)),
     )
 
 
