@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,18 @@ from plora.hw.build.toolchain import package_version
 from plora.hw.defs.errors import UserError
 from plora.synth.flow import DesignResult
 from plora.synth.library import HERE
+from plora.synth.paper import PAPER_MULTIPLY_ADDS
 from plora.synth.yosys import find_yosys
 
 BASELINE = HERE / "baseline.json"
 
 TOLERANCE = 0.05
 """A block may grow by this much of its area before it counts as a regression."""
+
+PRESETS = ("tiny", "full")
+"""Designs whose figures are kept: that of tests, and that of the paper."""
+
+UPDATE = "plora synth --update-baseline"
 
 SMALL_BLOCK_GE = 200.0
 """Blocks below this vary by more than the tolerance when a tool merely orders gates differently."""
@@ -44,19 +51,16 @@ def read_baseline(path: Path = BASELINE) -> dict[str, Any]:
     return data
 
 
-def preset_figures(result: DesignResult, fo4_ps: float) -> dict[str, Any]:
-    """Return what the baseline keeps of a design."""
+def block_figures(result: DesignResult) -> dict[str, dict[str, Any]]:
+    """Return what the baseline keeps of the blocks of a design."""
     return {
-        "total_ge": round(result.total_ge(), 1),
-        "blocks": {
-            block.name: {
-                "count": block.count,
-                "ge": round(block.ge, 1),
-                "flip_flops": block.flip_flops,
-                "period_fo4": round(block.period_ps / fo4_ps, 1),
-            }
-            for block in result.blocks
-        },
+        block.name: {
+            "count": block.count,
+            "ge": round(block.ge, 1),
+            "flip_flops": block.flip_flops,
+            "fmax_ghz": round(1000 / block.period_ps, 3) if block.period_ps else None,
+        }
+        for block in result.blocks
     }
 
 
@@ -65,28 +69,60 @@ def regressions(result: DesignResult, baseline: dict[str, Any]) -> list[str]:
     try:
         known = baseline["presets"][result.config.name]["blocks"]
     except KeyError:
-        return [f"the baseline has no preset {result.config.name!r}: update it"]
+        return [f"the baseline has no preset {result.config.name!r}, only {', '.join(PRESETS)}"]
     lines = []
     for block in result.blocks:
         if block.name not in known:
-            lines.append(f"{block.name}: {block.ge:.0f} GE, not in the baseline: update it")
+            lines.append(f"{block.name}: {block.ge:.0f} GE, not in the baseline ({UPDATE})")
             continue
         before = known[block.name]["ge"]
         if block.ge > before * (1 + TOLERANCE) and block.ge > before + SMALL_BLOCK_GE * TOLERANCE:
-            growth = 100 * (block.ge / before - 1) if before else float("inf")
-            lines.append(f"{block.name}: {block.ge:.0f} GE, {growth:.1f} % over the baseline's {before:.0f}")
+            growth = f"{100 * (block.ge / before - 1):.1f} %" if before else "all"
+            lines.append(
+                f"{block.name}: {block.ge:.0f} GE, {growth} over the baseline's {before:.0f};"
+                f" if that is meant: {UPDATE} --unit {block.name}"
+            )
     return lines
 
 
-def updated(baseline: dict[str, Any], result: DesignResult, fo4_ps: float, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return ``baseline`` with the figures of ``result`` in place of that preset's."""
-    presets = {**baseline.get("presets", {}), result.config.name: preset_figures(result, fo4_ps)}
-    data = {**baseline, "tools": tool_versions(), **settings, "presets": dict(sorted(presets.items()))}
-    if result.config.multiply_adds == 1024 and result.total_ge("pe."):
-        data["pe_ge_per_multiply_add"] = round(result.ge_per_multiply_add(), 1)
-    return data
+def new_baseline(
+    results: Sequence[DesignResult], settings: dict[str, Any], parts_of: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the figures of ``results``, with the tools they come from.
+
+    Args:
+        results: one for each of `PRESETS`.
+        settings: what they were mapped for.
+        parts_of: the baseline before, where ``results`` are only some blocks: it keeps all others.
+    """
+    before = parts_of["presets"] if parts_of is not None else {}
+    presets: dict[str, Any] = {}
+    for result in results:
+        name = result.config.name
+        blocks = {**before.get(name, {}).get("blocks", {}), **block_figures(result)}
+        presets[name] = {"total_ge": round(_sum_ge(blocks), 1), "blocks": blocks}
+    full = presets["full"]["blocks"]
+    pe_ge = _sum_ge({name: figures for name, figures in full.items() if name.startswith("pe.")})
+    return {
+        "tools": tool_versions(),
+        **settings,
+        "pe_ge_per_multiply_add": round(pe_ge / PAPER_MULTIPLY_ADDS, 1),
+        "other_logic_over_pe": round(_sum_ge(full) / pe_ge - 1, 3),
+        "presets": presets,
+    }
+
+
+def _sum_ge(blocks: dict[str, dict[str, Any]]) -> float:
+    return float(sum(figures["count"] * figures["ge"] for figures in blocks.values()))
 
 
 def write_baseline(data: dict[str, Any], path: Path = BASELINE) -> None:
-    """Write ``data`` as the committed figures."""
-    path.write_text(json.dumps(data, indent=2, sort_keys=False) + "\n")
+    """Write ``data`` as the committed figures.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(data, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; the baseline belongs to a checkout") from error

@@ -1,7 +1,8 @@
 """From activity in a small run to the power of the whole device at full rate.
 
 Blocks of the PE array are the same in every preset: their energy per cycle carries over, instance by
-instance. Blocks whose size depends on the preset are scaled by area. Dynamic energy is scaled from the
+instance. Blocks whose size depends on the preset are scaled by area, and blocks that only the large
+device has take the mean of the others by area. Dynamic energy is scaled from the
 share of cycles with work in the run to one beat a cycle; clocks run all the time.
 """
 
@@ -75,9 +76,12 @@ def estimate(run: MeasuredRun, small: DesignResult, full: DesignResult, node: No
     activities = {activity.block: activity for activity in run.activities}
     pe, other = ZERO, ZERO
     parts: dict[str, Range] = {"logic": ZERO, "registers": ZERO, "clock": ZERO}
+    unknown_ge = 0.0
     for block in full.blocks:
         name = block.name
         if name not in activities:
+            assert not name.startswith("pe."), f"the PE array of {small.config.name} has no {name}"
+            unknown_ge += block.total_ge
             continue
         activity = activities[name]
         scale = block.count * (1.0 if name.startswith("pe.") else block.ge / max(1.0, small_blocks[name].ge))
@@ -93,6 +97,10 @@ def estimate(run: MeasuredRun, small: DesignResult, full: DesignResult, node: No
             parts = {part: parts[part] + share for part, share in shares.items()}
         else:
             other += total
+    # A block that only the large design has is as active as the rest.
+    other_ge = full.total_ge() - full.total_ge("pe.")
+    if unknown_ge:
+        other = other.scaled(other_ge / (other_ge - unknown_ge))
     leakage = full.total_ge() * node.leakage_nw_per_ge * 1e-9
     pe_leakage = full.total_ge("pe.") * node.leakage_nw_per_ge * 1e-9
     uses = {use.block: use for use in run.srams}

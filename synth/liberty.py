@@ -7,6 +7,7 @@ serves both.
 from __future__ import annotations
 
 import bisect
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -215,6 +216,16 @@ class Library:
             )
         return delay
 
+    def has_buffer(self) -> bool:
+        """Return whether there is a cell that only repeats its input."""
+        return any(
+            len(cell.input_ff) == 1
+            and cell.clock is None
+            and re.sub(r"[()\s]", "", function) == next(iter(cell.input_ff))
+            for cell in self.cells.values()
+            for function in cell.functions.values()
+        )
+
     def smallest_inverter(self) -> Cell:
         """Return the inverter with the least input capacitance.
 
@@ -276,6 +287,8 @@ class _Reader:
         if len(axes) == 0:  # a scalar
             return Table((0.0,), (0.0,), ((values[0][0] * self.ps,),))
         flat = [value * self.ps for row in values for value in row]
+        if len(flat) != math.prod(len(points) for _, points in axes):
+            raise UserError(f"{self.where}: a {group.kind} table has {len(flat)} values, not one for each point")
         if len(axes) == 1:
             variable, points = axes[0]
             if "capacitance" in variable:
@@ -403,7 +416,11 @@ def parse_liberty(text: str, where: str) -> Library:
     Raises:
         UserError: it is not liberty, or lacks a NAND2.
     """
-    return _Reader(parse_groups(text, where), where).library()
+    group = parse_groups(text, where)
+    try:
+        return _Reader(group, where).library()
+    except (ValueError, IndexError, KeyError) as error:
+        raise UserError(f"{where}: a number or a name is missing or out of place: {error}") from error
 
 
 def read_liberty(path: Path) -> Library:

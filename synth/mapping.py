@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from plora.hw.build.cache import cached, content_key
+from plora.hw.build.cache import build_root, cached, content_key
 from plora.hw.defs.errors import UserError
 from plora.synth.liberty import Library, parse_liberty, read_liberty
 from plora.synth.library import REFERENCE_NODE, liberty_text, node
@@ -64,11 +64,13 @@ class Target:
         library: cells, for area and timing.
         text: the library as a liberty file, for the tools.
         label: its name for people.
+        given: it is the user's own, from a file.
     """
 
     library: Library
     text: str
     label: str
+    given: bool = False
 
     @property
     def register_ps(self) -> float:
@@ -108,7 +110,11 @@ def file_target(path: Path) -> Target:
     """
     library = read_liberty(path)
     library.smallest_inverter()
-    return Target(library, path.read_text(errors="replace"), path.name)
+    if not any(cell.clock is not None and cell.setup for cell in library.cells.values()):
+        raise UserError(f"{path.name}: no flip-flop with a setup time, so nothing can be mapped to it")
+    if not library.has_buffer():
+        raise UserError(f"{path.name}: no buffer (a cell whose output is its one input), without which ABC fails")
+    return Target(library, path.read_text(errors="replace"), path.name, given=True)
 
 
 def map_module(verilog: str, top: str, target: Target, recipe: Recipe, period_ps: float) -> Netlist:
@@ -122,7 +128,7 @@ def map_module(verilog: str, top: str, target: Target, recipe: Recipe, period_ps
         period_ps: clock period that logic is sized for.
 
     Raises:
-        UserError: there is no Yosys.
+        UserError: there is no Yosys, or it cannot use the user's own library.
         RuntimeError: Yosys failed.
     """
     yosys = find_yosys()
@@ -155,5 +161,12 @@ def map_module(verilog: str, top: str, target: Target, recipe: Recipe, period_ps
             (folder / name).unlink()
 
     key = content_key("map", yosys.version, verilog, target.text, script, constraints)
-    folder = cached(f"map-{top.lstrip(chr(92))}", key, build)
+    name = f"map-{top.lstrip(chr(92))}"
+    try:
+        folder = cached(name, key, build)
+    except RuntimeError as error:
+        message = f"{top}: {error} (log: {build_root() / f'{name}-{key}.log'})"
+        if target.given:
+            raise UserError(f"{target.label} cannot be mapped to: {message}") from error
+        raise RuntimeError(message) from error
     return read_netlists(folder / "netlist.json")[top.lstrip("\\")]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plora.synth.flow import BlockResult, DesignResult
-from plora.synth.library import Node
+from plora.synth.library import Node, nodes
 from plora.synth.mapping import Target
 from plora.synth.paper import compare_area
 from plora.synth.sram import SramMacro, paper_um2_per_bit, total_area_mm2, total_leakage_w
@@ -15,6 +15,7 @@ from plora.synth.timing import PathClass, TimingPath
 
 GROUPS = (
     ("pe", "PE array"),
+    ("sfu", "softmax units"),
     ("core", "control and buffers' logic"),
     ("front", "queue engine, host and memory ports"),
 )
@@ -72,6 +73,46 @@ def sram_data(macros: Counter[SramMacro]) -> list[dict[str, int]]:
     ]
 
 
+def clock_periods_fo4(result: DesignResult, fo4_ps: float) -> dict[str, float]:
+    """Return the longest register to register path in FO4: of the PE array, of every block, of the whole device.
+
+    Paths of the array go through its blocks as well; those of the device go through several units, which are
+    mapped apart and wired by the blocks called ``wiring``.
+    """
+    groups = {
+        "PE array": [block for block in result.blocks if block.name.startswith("pe.")],
+        "every unit": [block for block in result.blocks if not block.name.endswith(".wiring")],
+        "across units": list(result.blocks),
+    }
+    return {
+        name: round(max(block.period_ps for block in blocks) / fo4_ps, 1)
+        for name, blocks in groups.items()
+        if any(block.period_ps for block in blocks)
+    }
+
+
+def clock_data(periods: dict[str, float]) -> list[dict[str, Any]]:
+    """Return the clock rates in GHz that ``periods`` (FO4) allow at every node, in each corner."""
+    return [
+        {
+            "node": each.name,
+            "corner": corner,
+            "fo4_ps": each.fo4_ps[corner],
+            "fmax_ghz": {name: round(fmax_ghz(period, each, corner), 3) for name, period in periods.items()},
+        }
+        for each in nodes().values()
+        for corner in ("typical", "slow")
+    ]
+
+
+def clock_text(clocks: Sequence[dict[str, Any]]) -> str:
+    """Return `clock_data` as text."""
+    names = list(clocks[0]["fmax_ghz"])
+    rows = [["GHz at", "corner", *names]]
+    rows += [[c["node"], c["corner"], *(f"{c['fmax_ghz'][name]:.2f}" for name in names)] for c in clocks]
+    return table(rows)
+
+
 def design_data(result: DesignResult, target: Target, node: Node) -> dict[str, Any]:
     """Return a whole design as a JSON object, with the comparison where it is the paper's size."""
     pe_ge, all_ge = result.total_ge("pe."), result.total_ge()
@@ -87,6 +128,7 @@ def design_data(result: DesignResult, target: Target, node: Node) -> dict[str, A
         "total_mm2": round(all_ge * node.um2_per_ge * 1e-6, 4),
         "multiply_adds": result.config.multiply_adds,
         "srams": sram_data(srams),
+        "clock": clock_data(clock_periods_fo4(result, target.library.fo4_ps())),
     }
     if pe_ge and result.blocks[-1].name == "front.wiring":
         other_ge = all_ge - pe_ge
@@ -172,6 +214,8 @@ def design_text(result: DesignResult, target: Target, node: Node) -> str:
     if "buffers_mm2" in data:
         kib = sum(macro.bits * count for macro, count in result.srams().items()) / 8192
         lines.append(f"SRAM {kib:.0f} KiB: {_range(data['buffers_mm2'])} mm2 (the model of synth/sram.py)")
+    if data["clock"] and data["clock"][0]["fmax_ghz"]:
+        lines += ["", clock_text(data["clock"])]
     if "paper" in data:
         lines += ["", *_paper_lines(data["paper"])]
     return "\n".join(lines) + "\n"

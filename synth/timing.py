@@ -65,6 +65,32 @@ class _Arrivals:
     origin: dict[tuple[int, int], tuple[int, int]]
 
 
+def net_loads(netlist: Netlist, cells: dict[str, Cell], library: Library, wire_ff: float = 0.0) -> dict[int, float]:
+    """Return the load of every net in fF: the pins that it drives, and ``wire_ff`` for each of them.
+
+    An output port drives the lightest data pin of the flip-flops in ``library``.
+
+    Raises:
+        ValueError: a cell is not known.
+    """
+    loads: dict[int, float] = {}
+    for instance in netlist.instances:
+        cell = cells.get(instance.kind)
+        if cell is None:
+            raise ValueError(f"{netlist.name}: instance {instance.name} of the unknown cell {instance.kind}")
+        for pin, capacitance in cell.input_ff.items():
+            net = instance.pins.get(pin)
+            if isinstance(net, int):
+                loads[net] = loads.get(net, 0.0) + capacitance + wire_ff
+    registers = [cell.input_ff[pin] for cell in library.cells.values() for pin in cell.setup if pin in cell.input_ff]
+    output_ff = min(registers, default=next(iter(library.smallest_inverter().input_ff.values())))
+    for nets in netlist.outputs.values():
+        for net in nets:
+            if isinstance(net, int):
+                loads[net] = loads.get(net, 0.0) + output_ff + wire_ff
+    return loads
+
+
 class TimingAnalysis:
     """Arrival times in one netlist.
 
@@ -82,40 +108,24 @@ class TimingAnalysis:
         self.netlist = netlist
         inverter = library.smallest_inverter()
         (arcs,) = inverter.arcs.values()
-        self.input_ff = next(iter(inverter.input_ff.values()))
+        input_ff = next(iter(inverter.input_ff.values()))
         self.port_edge: Edges = (
-            arcs[0].transition[0](0.0, 4 * self.input_ff),
-            arcs[0].transition[1](0.0, 4 * self.input_ff),
+            arcs[0].transition[0](0.0, 4 * input_ff),
+            arcs[0].transition[1](0.0, 4 * input_ff),
         )
-        register_loads = [
-            cell.input_ff[pin] for cell in library.cells.values() for pin in cell.setup if pin in cell.input_ff
-        ]
-        self.output_ff = min(register_loads, default=self.input_ff)
-
-        self.load: dict[int, float] = {}
+        self.load = net_loads(netlist, cells, library, wire_ff)
         self.logic: dict[int, tuple[Instance, list[tuple[int, TimingArc]]]] = {}
         self.launches: list[tuple[int, list[TimingArc]]] = []
         self.captures: list[tuple[int, str, tuple[Table, Table]]] = []
         self.drivers: dict[int, str] = {}
         for instance in netlist.instances:
-            cell = cells.get(instance.kind)
-            if cell is None:
-                raise ValueError(f"{netlist.name}: instance {instance.name} of the unknown cell {instance.kind}")
-            self._add(instance, cell, wire_ff)
-        for nets in netlist.outputs.values():
-            for net in nets:
-                if isinstance(net, int):
-                    self.load[net] = self.load.get(net, 0.0) + self.output_ff + wire_ff
+            self._add(instance, cells[instance.kind])
         self.inputs = [net for nets in netlist.inputs.values() for net in nets if isinstance(net, int)]
         self.order = self._topological()
         self.from_registers = self._arrivals(self._launched())
         self.from_inputs = self._arrivals({net: ((0.0, 0.0), self.port_edge) for net in self.inputs})
 
-    def _add(self, instance: Instance, cell: Cell, wire_ff: float) -> None:
-        for pin, capacitance in cell.input_ff.items():
-            net = instance.pins.get(pin)
-            if isinstance(net, int):
-                self.load[net] = self.load.get(net, 0.0) + capacitance + wire_ff
+    def _add(self, instance: Instance, cell: Cell) -> None:
         for pin, tables in cell.setup.items():
             net = instance.pins.get(pin)
             if isinstance(net, int):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from plora.hw.build.verilog import cached_verilog
@@ -17,6 +19,17 @@ from plora.synth.timing import PathClass, TimingAnalysis
 WORD_BITS = 8 * WORD_BYTES
 
 DOT_UNIT = "plora.hw.rtl.pe.dot_unit:DotUnit"
+PRODUCT = "plora.hw.rtl.pe.product:Fp16Product"
+ALIGN = "plora.hw.rtl.pe.align:GridAlign"
+
+MULTIPLIER = """module multiplier(clk, a, b, p);
+  input clk;
+  input [10:0] a, b;
+  output reg [21:0] p;
+  always @(posedge clk) p <= a * b;
+endmodule
+"""
+"""What no FP16 multiply-add can be without: 11 x 11 bits, and a register for the product."""
 
 SPEEDS = (1.0, 0.8, 0.6)
 """Clock periods, over the one asked for, that logic is sized for."""
@@ -33,12 +46,13 @@ WINDOWS = (
 
 @dataclass(frozen=True)
 class Point:
-    """A mapping of the dot unit.
+    """A mapping of the dot unit, or of a part of one lane.
 
     Attributes:
         label: what was varied.
         ge: area over its multiply-adds.
-        period_fo4: longest path between registers, its operands' registers included.
+        period_fo4: longest path between registers, its operands' registers included; of a part the longest
+            path there is.
     """
 
     label: str
@@ -58,26 +72,75 @@ def _dot_unit(accumulator: AccumulatorConfig, target: Target, recipe: str, perio
     return Point(label, netlist.area_ge(target.library) / DOT_LANES, period / target.library.fo4_ps())
 
 
+def _all(tasks: Sequence[tuple[str, Callable[[], Point]]], jobs: int, tell: Callable[[str], None]) -> list[Point]:
+    """Return the points of ``tasks`` (what to tell, and what to do) in order, ``jobs`` at a time."""
+
+    def done(task: tuple[str, Callable[[], Point]]) -> Point:
+        tell(task[0])
+        return task[1]()
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(done, tasks))
+
+
 def speed_points(
-    accumulator: AccumulatorConfig, target: Target, period_ps: float, tell: Callable[[str], None] = lambda line: None
+    accumulator: AccumulatorConfig,
+    target: Target,
+    period_ps: float,
+    *,
+    jobs: int = 1,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> list[Point]:
     """Return the dot unit by every recipe and for several clock periods."""
-    points = []
-    for recipe in RECIPES:
-        for speed in SPEEDS:
-            tell(f"{recipe}, sized for {speed:.0%} of the period")
-            points.append(_dot_unit(accumulator, target, recipe, speed * period_ps, f"{recipe} {speed:.0%}"))
-    return points
+    return _all(
+        [
+            (
+                f"dot unit by {recipe}, sized for {speed:.0%} of the period",
+                partial(_dot_unit, accumulator, target, recipe, speed * period_ps, f"{recipe} {speed:.0%}"),
+            )
+            for recipe in RECIPES
+            for speed in SPEEDS
+        ],
+        jobs,
+        tell,
+    )
 
 
-def window_points(target: Target, period_ps: float, tell: Callable[[str], None] = lambda line: None) -> list[Point]:
+def window_points(
+    target: Target, period_ps: float, *, jobs: int = 1, tell: Callable[[str], None] = lambda line: None
+) -> list[Point]:
     """Return the dot unit for accumulators of several widths."""
-    points = []
+    tasks = []
     for window in WINDOWS:
-        label = f"2**{window.lsb_exponent} ... 2**{window.msb_exponent}"
-        tell(f"accumulator {label}")
-        points.append(_dot_unit(window, target, "area", period_ps, f"{label}, {window.bits} bits"))
-    return points
+        label = f"2**{window.lsb_exponent} ... 2**{window.msb_exponent}, {window.bits} bits"
+        tasks.append((f"accumulator {label}", partial(_dot_unit, window, target, "area", period_ps, label)))
+    return _all(tasks, jobs, tell)
+
+
+def _part(label: str, verilog: str, top: str, target: Target, period_ps: float) -> Point:
+    netlist = map_module(verilog, top, target, RECIPES["area"], period_ps)
+    paths = TimingAnalysis(netlist, target.library.cells, target.library).paths()
+    longest = max(path.length_ps for path in paths.values())
+    return Point(label, netlist.area_ge(target.library), longest / target.library.fo4_ps())
+
+
+def part_points(
+    accumulator: AccumulatorConfig,
+    target: Target,
+    period_ps: float,
+    *,
+    jobs: int = 1,
+    tell: Callable[[str], None] = lambda line: None,
+) -> list[Point]:
+    """Return the parts of a lane, each mapped alone."""
+    parts = (
+        ("11 x 11 bit multiplier and its register", MULTIPLIER, "multiplier"),
+        ("product, special cases included", cached_verilog(PRODUCT, name="fp16_product"), "fp16_product"),
+        ("alignment to the grid, sign included", cached_verilog(ALIGN, accumulator, name="grid_align"), "grid_align"),
+    )
+    return _all(
+        [(label, partial(_part, label, verilog, top, target, period_ps)) for label, verilog, top in parts], jobs, tell
+    )
 
 
 def one_row_ge_per_multiply_add(result: DesignResult) -> float:
@@ -106,13 +169,14 @@ def points_data(points: Sequence[Point], node: Node) -> list[dict[str, Any]]:
     ]
 
 
-def points_text(points: Sequence[Point], node: Node) -> str:
-    """Return points as text."""
-    rows = [["dot unit", "GE a multiply-add", "FO4", "GHz"]]
+def points_text(points: Sequence[Point], node: Node, what: str = "dot unit") -> str:
+    """Return points as text, under the heading ``what``."""
+    rows = [[what, "GE a multiply-add", "um2", "FO4", "GHz"]]
     rows += [
         [
             point.label,
             f"{point.ge:.0f}",
+            f"{point.ge * node.um2_per_ge:.0f}",
             f"{point.period_fo4:.1f}",
             f"{1000 / (point.period_fo4 * node.fo4_ps['typical']):.2f}",
         ]

@@ -35,7 +35,7 @@ class Yosys:
         folder, but has a ``/tmp`` of its own.
 
         Raises:
-            RuntimeError: Yosys failed; the message has its last lines and where the whole log is.
+            RuntimeError: Yosys failed; the message has its errors, ``build.log`` in the folder the rest.
         """
         (folder / "run.ys").write_text(script)
         done = subprocess.run(
@@ -47,10 +47,12 @@ class Yosys:
             check=False,
         )
         (folder / "build.log").write_text(done.stdout)
+        if done.returncode < 0:
+            raise RuntimeError(f"Yosys was killed by signal {-done.returncode}")
         if done.returncode:
-            errors = [line for line in done.stdout.splitlines() if line.startswith("ERROR")]
-            last = errors or done.stdout.splitlines()[-5:]
-            raise RuntimeError(f"Yosys failed: {' | '.join(last)}")
+            lines = [line for line in done.stdout.splitlines() if line.strip()]
+            errors = [line for line in lines if line.startswith("ERROR") or "trap:" in line]
+            raise RuntimeError(f"Yosys failed: {' | '.join(errors or lines[-3:])}")
         return done.stdout
 
 

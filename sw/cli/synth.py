@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -14,12 +15,15 @@ from plora.hw.defs.errors import UserError
 from plora.sw.cli.command import CommandParser, Result, say
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from plora.synth.estimate import PowerEstimate
     from plora.synth.flow import DesignResult
+    from plora.synth.hierarchy import Block
     from plora.synth.library import Node
     from plora.synth.mapping import Target
 
-SUMMARY = "area and timing of the device's RTL, block by block, by an open flow"
+SUMMARY = "area, timing and power of the device's RTL, block by block, by an open flow"
 
 EXIT_REGRESSION = 1
 
@@ -32,7 +36,8 @@ def configure(parser: CommandParser) -> None:
         action="append",
         default=[],
         metavar="BLOCK",
-        help="only this block and those in it, such as pe.dot; may be repeated (default: the whole device)",
+        help="only this block and those in it, such as pe.dot, or a part, such as pe; may be repeated"
+        " (default: the whole device)",
     )
     parser.add_argument("--list-units", action="store_true", help="list the blocks and stop")
     parser.add_argument("--node", default="45nm", help="technology node of the figures (default: 45nm)")
@@ -57,7 +62,19 @@ def configure(parser: CommandParser) -> None:
         metavar="FF",
         help="wire at every input pin for timing, in fF; 1 is usual at 45 nm (default: 0, before layout)",
     )
-    parser.add_argument("--flat", action="store_true", help="map the device as one block (small presets only)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="Yosys processes at a time (default: all processors)",
+    )
+    parser.add_argument(
+        "--flat", action="store_true", help="map each unit, or the device, in one piece with all that is in it"
+    )
+    parser.add_argument(
+        "--against-flat", action="store_true", help="do both, and fail where the sum of the blocks is 3 %% off"
+    )
     parser.add_argument("--paths", action="store_true", help="print the longest paths gate by gate")
     parser.add_argument(
         "--power", action="store_true", help="estimate the power of a GEMV and a GEMM, from runs of the tiny RTL"
@@ -77,7 +94,11 @@ def configure(parser: CommandParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="fail where a block is 5 %% larger than synth/baseline.json"
     )
-    parser.add_argument("--update-baseline", action="store_true", help="write the figures to synth/baseline.json")
+    parser.add_argument(
+        "--update-baseline",
+        action="store_true",
+        help="write the figures of tiny and full to synth/baseline.json; with --unit, of these blocks alone",
+    )
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -88,25 +109,32 @@ def run(args: argparse.Namespace) -> Result:
 
     _check_flags(args)
     config, at = preset(args.preset), node(args.node)
+    blocks = design_blocks(config)
     if args.list_units:
-        blocks = design_blocks(config)
         return Result(
             data={"preset": config.name, "units": [{"name": b.name, "count": b.count} for b in blocks]},
             text="\n".join(f"{block.name:<26} x {block.count}" for block in blocks),
         )
-    report = _Report(args, config, at, file_target(args.liberty) if args.liberty else shipped_target())
+    target = file_target(args.liberty) if args.liberty else shipped_target()
+    other = file_target(args.against) if args.against else None
+    _check_names(args, blocks)
+    _check_tools(args)
+    report = _Report(args, config, at, target, blocks)
     report.design()
     if args.paths:
         report.paths()
-    if args.against:
-        report.against(file_target(args.against))
+    if args.against_flat:
+        report.against_flat()
+    if other is not None:
+        report.against(other)
     if args.power:
         report.power()
     if args.trade:
         report.trade()
     if args.fpga:
         report.fpga()
-    failed = report.check() if args.check else False
+    if args.check:
+        report.check()
     if args.update_baseline:
         report.update_baseline()
     # All that may differ from one run to the next.
@@ -115,8 +143,37 @@ def run(args: argparse.Namespace) -> Result:
         data=report.data,
         text="\n".join(report.texts),
         files=report.files,
-        exit_status=EXIT_REGRESSION if failed else 0,
+        exit_status=EXIT_REGRESSION if report.failed else 0,
     )
+
+
+def _check_names(args: argparse.Namespace, blocks: Sequence[Block]) -> None:
+    """Refuse names of recipes and blocks that are not known, before minutes of work."""
+    from plora.synth.flow import named_blocks
+    from plora.synth.fpga import refuse_unless_alone
+    from plora.synth.mapping import recipes
+
+    recipes(args.recipe)
+    for name in args.unit:
+        named_blocks(blocks, name)
+    for name in args.fpga:
+        for block in named_blocks(blocks, name):
+            refuse_unless_alone(block)
+
+
+def _check_tools(args: argparse.Namespace) -> None:
+    """Say at once which tool is missing."""
+    from plora.hw.build.toolchain import find_cxx, find_make, find_verilator
+    from plora.synth.fpga import find_nextpnr
+    from plora.synth.yosys import find_yosys
+
+    find_yosys()
+    if args.fpga:
+        find_nextpnr()
+    if args.power:
+        find_verilator()
+        find_cxx()
+        find_make()
 
 
 def _check_flags(args: argparse.Namespace) -> None:
@@ -125,6 +182,8 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise UserError(f"--clock-mhz {args.clock_mhz}: choose 1 ... 100000")
     if not 0.0 <= args.wire_ff <= 1000.0:
         raise UserError(f"--wire-ff {args.wire_ff}: choose 0 ... 1000")
+    if not 1 <= args.jobs <= 1024:
+        raise UserError(f"--jobs {args.jobs}: choose 1 ... 1024")
     if (args.check or args.update_baseline) and (
         args.liberty
         or args.flat
@@ -134,8 +193,10 @@ def _check_flags(args: argparse.Namespace) -> None:
         or args.node != "45nm"
     ):
         raise UserError("the baseline is of the shipped library, 45nm, recipe auto, 1000 MHz, block by block")
-    if args.update_baseline and args.unit:
-        raise UserError("--update-baseline needs the whole device: leave out --unit")
+    if args.update_baseline and args.preset != "full":
+        raise UserError("--update-baseline is of tiny and full: leave out --preset")
+    if args.against_flat and args.flat:
+        raise UserError("--against-flat maps in both ways: leave out --flat")
     if args.power and (args.unit or args.liberty or args.flat or args.node != "45nm"):
         raise UserError("--power is of the whole device, the shipped library and 45nm: leave out --unit and the like")
 
@@ -148,6 +209,8 @@ class _Report:
     config: NdpConfig
     at: Node
     target: Target
+    blocks: Sequence[Block]
+    failed: bool = False
     data: dict[str, Any] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
@@ -160,7 +223,7 @@ class _Report:
         """The clock is asked for at the node; a library of another node gets the same number of FO4."""
         return 1e6 / float(self.args.clock_mhz) / self.at.fo4_ps["typical"] * target.library.fo4_ps()
 
-    def _synthesized(self, target: Target, config: NdpConfig) -> DesignResult:
+    def _synthesized(self, target: Target, config: NdpConfig, flat: bool | None = None) -> DesignResult:
         from plora.synth.flow import synthesize
 
         return synthesize(
@@ -169,8 +232,9 @@ class _Report:
             units=self.args.unit,
             recipe=self.args.recipe,
             period_ps=self._period_ps(target),
-            flat=self.args.flat,
+            flat=self.args.flat if flat is None else flat,
             wire_ff=self.args.wire_ff,
+            jobs=self.args.jobs,
             tell=self._tell,
         )
 
@@ -195,6 +259,16 @@ class _Report:
         from plora.synth.report import paths_text
 
         self.texts.append(paths_text(self.result, self.target))
+
+    def against_flat(self) -> None:
+        """The same units in one piece."""
+        from plora.synth.flat import compare_flat, flat_data, flat_text
+
+        flat = self._synthesized(self.target, self.config, flat=True)
+        compared = compare_flat(self.result, self.blocks, flat)
+        self.failed |= not all(each.holds for each in compared)
+        self.data["against_flat"] = flat_data(compared)
+        self.texts.append(flat_text(compared))
 
     def against(self, other: Target) -> None:
         """The same design in another library."""
@@ -249,13 +323,20 @@ class _Report:
         from plora.synth import trade
 
         period_ps = self._period_ps(self.target)
-        speeds = trade.speed_points(self.config.accumulator, self.target, period_ps, self._tell)
-        windows = trade.window_points(self.target, period_ps, self._tell)
+        accumulator, jobs = self.config.accumulator, self.args.jobs
+        speeds = trade.speed_points(accumulator, self.target, period_ps, jobs=jobs, tell=self._tell)
+        windows = trade.window_points(self.target, period_ps, jobs=jobs, tell=self._tell)
+        parts = trade.part_points(accumulator, self.target, period_ps, jobs=jobs, tell=self._tell)
         found: dict[str, Any] = {
             "speed": trade.points_data(speeds, self.at),
             "accumulator": trade.points_data(windows, self.at),
+            "parts": trade.points_data(parts, self.at),
         }
-        self.texts += [trade.points_text(speeds, self.at), trade.points_text(windows, self.at)]
+        self.texts += [
+            trade.points_text(speeds, self.at),
+            trade.points_text(windows, self.at),
+            trade.points_text(parts, self.at, "one lane"),
+        ]
         if "pe_ge_per_multiply_add" in self.data:
             found["one_row_ge_per_multiply_add"] = round(trade.one_row_ge_per_multiply_add(self.result), 1)
             self.texts.append(f"one row instead of two: {found['one_row_ge_per_multiply_add']} GE a multiply-add\n")
@@ -264,28 +345,36 @@ class _Report:
 
     def fpga(self) -> None:
         """Blocks on an FPGA."""
-        from plora.synth.flow import design_blocks, named_block
+        from plora.synth.flow import named_blocks
         from plora.synth.fpga import place_and_route
 
-        blocks = design_blocks(self.config)
-        timings = [place_and_route(named_block(blocks, name)) for name in self.args.fpga]
+        chosen = [block for name in self.args.fpga for block in named_blocks(self.blocks, name)]
+        timings = []
+        for block in chosen:
+            self._tell(f"{block.name} on an ECP5")
+            timings.append(place_and_route(block))
         self.data["fpga"] = [{"block": t.block, "fmax_mhz": round(t.fmax_mhz, 1), "cells": t.cells} for t in timings]
-        self.texts.append("\n".join(f"{t.block} on an ECP5-85: {t.fmax_mhz:.1f} MHz, {t.cells}" for t in timings))
+        self.texts.append(
+            "\n".join(f"{t.block} on an ECP5-85: {t.fmax_mhz:.1f} MHz, {t.cells}" for t in timings) + "\n"
+        )
 
-    def check(self) -> bool:
-        """Compare with the baseline; return whether a block is too large."""
+    def check(self) -> None:
+        """Compare with the baseline."""
         from plora.synth.baseline import read_baseline, regressions
 
-        failed = regressions(self.result, read_baseline())
-        self.data["regressions"] = failed
-        self.texts.append("\n".join(failed or ["no block is larger than the baseline allows"]) + "\n")
-        return bool(failed)
+        found = regressions(self.result, read_baseline())
+        self.failed |= bool(found)
+        self.data["regressions"] = found
+        self.texts.append("\n".join(found or ["no block is larger than the baseline allows"]) + "\n")
 
     def update_baseline(self) -> None:
         """Write the figures as the new baseline."""
-        from plora.synth.baseline import BASELINE, read_baseline, updated, write_baseline
+        from plora.synth.baseline import BASELINE, PRESETS, new_baseline, read_baseline, write_baseline
 
-        old = read_baseline() if BASELINE.exists() else {}
+        results = [
+            self.result if name == self.config.name else self._synthesized(self.target, preset(name))
+            for name in PRESETS
+        ]
         settings = {"node": self.at.name, "recipe": self.args.recipe, "clock_mhz": self.args.clock_mhz}
-        write_baseline(updated(old, self.result, self.target.library.fo4_ps(), settings))
-        say(f"figures of {self.config.name} are in {BASELINE}")
+        write_baseline(new_baseline(results, settings, read_baseline() if self.args.unit else None))
+        say(f"the figures are in {BASELINE}")

