@@ -15,6 +15,7 @@ import numpy as np
 
 from plora.hw.defs.errors import UserError
 from plora.sim.llm.shapes import resident_weight_bytes
+from plora.sim.serving.bounds import Snapshots
 from plora.sim.serving.capacity import check_sizes, kv_and_adapters
 from plora.sim.serving.decoding import Decoding
 from plora.sim.serving.options import ServeOptions
@@ -100,6 +101,7 @@ class Replica:
         )
         self._prefixes, self._keys = self._prefix_cache(requests)
         self._held: dict[int, list[Key]] = {}  # cached blocks that a request uses
+        self.snapshots = Snapshots()
         self.now = 0
         self._next = 0
         self._waiting: deque[int] = deque()
@@ -206,6 +208,8 @@ class Replica:
     def advance(self, plan: Plan, times: IntArray) -> None:
         """Let the steps of lengths `times` pass."""
         steps, outcome = len(times), self.outcome
+        if not plan.chunks:
+            self.snapshots.note(outcome.decode_steps, steps, self._decoding)
         if plan.decoding:
             self._take_blocks(steps)
             self._decoding.count_strategies(steps)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from plora.sim.serving.bounds import bound_shares
 from plora.sim.serving.options import ServeOptions
 from plora.sim.serving.outcome import Outcome, merged
 from plora.sim.serving.replica import IDLE_ITERATIONS, NEVER, Plan, Replica
@@ -33,6 +34,7 @@ class Simulation:
         """
         count = min(options.data_parallel_size, len(requests))
         timer = StepTimer(resolved, spec, options.data_parallel_size if options.enable_expert_parallel else 1)
+        self._timer = timer
         self._places = [slice(number, None, count) for number in range(count)]
         self._replicas = [Replica(resolved, spec, options, requests.part(place), timer) for place in self._places]
         self._together = options.enable_expert_parallel
@@ -49,6 +51,10 @@ class Simulation:
         for one in self._replicas:
             one.close()
         return merged([one.outcome for one in self._replicas], self._places, self._count)
+
+    def decode_bounds(self) -> dict[str, float]:
+        """Return, after the run, what bounded its decode steps: shares of the time of some of them."""
+        return bound_shares(self._timer, (one for replica in self._replicas for one in replica.snapshots.kept))
 
 
 def _serve(replicas: Sequence[Replica]) -> None:

@@ -2,7 +2,8 @@
 
 The core is the full configuration. A device of other `ndp_tflops` is the same core at another clock; one
 of other `dram_gb_per_s` has words that come as much more slowly. An operation that the cycle model
-describes (`plora.sim.core.demand.OPERATIONS`) can be timed here; attention goes by stated rates until it does.
+describes (`plora.sim.core.demand.OPERATIONS`) can be timed here; attention goes by stated rates until it is
+calibrated for it.
 """
 
 from __future__ import annotations

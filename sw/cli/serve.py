@@ -159,15 +159,21 @@ def _table(results: list[dict[str, Any]], config: dict[str, Any], requests: Any)
     )
     columns = (
         f"{'system':<18}{'TTFT ms':>12}{'p99':>11}{'TPOT ms':>10}{'p99':>9}{'ITL p99':>9}{'E2E s':>9}"
-        f"{'tokens/s':>10}{'good/s':>8}{'preempted':>11}"
+        f"{'tokens/s':>10}{'good/s':>8}{'preempted':>11}  decoding bound by"
     )
     rows = [
         f"{r['title']:<18}{r['ttft_ms']['mean']:12.1f}{r['ttft_ms']['p99']:11.1f}{r['tpot_ms']['mean']:10.2f}"
         f"{r['tpot_ms']['p99']:9.2f}{r['itl_ms']['p99']:9.2f}{r['e2e_ms']['mean'] / 1e3:9.2f}"
         f"{r['throughput_tokens_per_s']:10.0f}{r['goodput_requests_per_s']:8.2f}{r['preemptions']:11d}"
+        f"  {_bound(r)}"
         for r in results
     ]
     return "\n".join([head, "", columns, *rows])
+
+
+def _bound(result: dict[str, Any]) -> str:
+    shares = result["decode_bound_share"]
+    return next((f"{limit} ({share:.0%})" for limit, share in shares.items()), "")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -221,14 +227,16 @@ def _serve(args: argparse.Namespace) -> Result:
     files: dict[str, str | bytes] = {}
     for spec in resolved.systems:
         try:
-            outcome = Simulation(resolved, spec, options, requests).run()
+            simulation = Simulation(resolved, spec, options, requests)
+            outcome = simulation.run()
         except UserError as error:
             if len(resolved.systems) == 1:
                 raise
             refused[spec.name] = str(error)
             say(f"left out: {error}")
             continue
-        results.append({"system": spec.name, "title": spec.title, **summary(requests, outcome, options)})
+        bounds = {"decode_bound_share": simulation.decode_bounds()}
+        results.append({"system": spec.name, "title": spec.title, **summary(requests, outcome, options), **bounds})
         if getattr(args, "out", None) is not None:
             files[f"requests-{spec.name}.csv"] = requests_csv(requests, outcome)
             files[f"samples-{spec.name}.csv"] = samples_csv(outcome)

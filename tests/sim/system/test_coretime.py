@@ -16,6 +16,7 @@ from plora.sim.hardware.device import load_device
 from plora.sim.system.config import RunOptions, resolve
 from plora.sim.system.coretime import CoreTimes, core_times
 from plora.sim.system.decode import machine_of
+from plora.sim.system.overhead import measured_overhead
 
 DEVICE = load_device("plora")
 # The memory of the paper's device as the cycle model has it: 1000 of 1024 GB/s.
@@ -70,6 +71,19 @@ def test_latencies_are_those_of_an_idle_device() -> None:
     latency = dram_timing(preset("full")).read_latency_cycles
     assert CORE.command_ps == pytest.approx(1000 * (35 + 2 * latency), abs=3000)
     assert 20_000 < CORE.completion_ps < 60_000
+
+
+def test_latencies_agree_with_those_measured_on_the_rtl() -> None:
+    measured = measured_overhead()
+    cycles, timing = CORE.command_ps / 1000, dram_timing(preset("full"))
+    for one in measured.descriptors:
+        # To the first word, at the measurement's latency; the first beat follows within a few cycles.
+        elsewhere = one.read_latencies_before * (timing.read_latency_cycles - measured.read_latency_cycles)
+        assert 0 <= cycles - elsewhere - one.times.doorbell_to_first_word <= 12
+    after = measured.descriptors[0]
+    elsewhere = after.write_latencies_after * (timing.write_latency_cycles - measured.write_latency_cycles)
+    # The last beat comes a few cycles after the last word.
+    assert 0 <= after.times.last_word_to_completion - (CORE.completion_ps / 1000 - elsewhere) <= 12
 
 
 def test_a_device_without_a_core_has_none_and_presets_say_which_times_count() -> None:
