@@ -17,12 +17,12 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
 from amaranth.back import rtlil
-from amaranth.hdl import Assert, Assume, Module, ResetSignal, Signal, Value
+from amaranth.hdl import Assert, Assume, Elaboratable, Module, ResetSignal, Signal, Value
 from amaranth.lib import wiring
 
 from plora.hw.defs.errors import UserError
@@ -180,6 +180,40 @@ def refute(m: Module, free: Iterable[Any], folder: Path, *, depth: int) -> None:
 def unprovable(m: Module, free: Iterable[Any], folder: Path, *, depth: int = 1) -> None:
     """Fail unless the proof of ``m`` breaks: for bugs that show too long after reset for a search."""
     assert Model.of(m, free, folder).not_inductive(depth, first=True), "the proof does not notice the seeded bug"
+
+
+class Elaborated(Elaboratable):
+    """A component elaborated here and now.
+
+    ``inner`` holds the local variables of its methods: the registers that invariants speak of. Where two have the same
+    name, that of ``elaborate`` counts.
+    """
+
+    def __init__(self, component: Any) -> None:
+        component._MustUse__used = True
+        self.inner: dict[str, Any] = {}
+
+        def keep(frame: FrameType, event: str, _: object) -> None:
+            if event == "return" and frame.f_locals.get("self") is component:
+                self.inner.update(frame.f_locals)
+
+        sys.setprofile(keep)
+        try:
+            self._module = component.elaborate(None)
+        finally:
+            sys.setprofile(None)
+
+    def state(self, name: str, machine: str = "fsm") -> Value:
+        """True while a state machine of the component is in state ``name``."""
+        ongoing: Value = self._module._generated[machine].ongoing(name)
+        return ongoing
+
+    def signals(self) -> list[Signal]:
+        """What the component drives and named itself."""
+        return list(self._module._driving)
+
+    def elaborate(self, platform: object) -> Module:
+        return self._module
 
 
 Properties = Callable[[ModuleType], tuple[Module, list[Any]]]

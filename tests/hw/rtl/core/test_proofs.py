@@ -8,10 +8,9 @@ no completion leaves before the last of them was acknowledged.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,44 +22,11 @@ from plora.hw.defs.config import preset
 from plora.hw.defs.status import Status
 from plora.hw.rtl.core import bursts, decoder, result_writer, retirement
 from plora.hw.rtl.core.multiplier import multiply_steps
-from tests.hw.rtl.formal import Assert, Assume, Proof, free_inputs, hold
+from tests.hw.rtl.formal import Assert, Assume, Elaborated, Proof, free_inputs, hold
 
 CONFIG = replace(
     preset("tiny"), name="proof", channels=1, dpa_bits=16, output_buffer_bytes=2048, input_buffer_bytes=2048
 )
-
-
-class Elaborated(Elaboratable):
-    """A component elaborated here and now.
-
-    ``inner`` holds the local variables of its ``elaborate``: the registers that invariants speak of.
-    """
-
-    def __init__(self, component: Any) -> None:
-        component._MustUse__used = True
-        self.inner: dict[str, Any] = {}
-
-        def keep(frame: FrameType, event: str, _: object) -> None:
-            if event == "return" and frame.f_code is type(component).elaborate.__code__:
-                self.inner.update(frame.f_locals)
-
-        sys.setprofile(keep)
-        try:
-            self._module = component.elaborate(None)
-        finally:
-            sys.setprofile(None)
-
-    def state(self, name: str) -> Value:
-        """True while the component's state machine is in state ``name``."""
-        ongoing: Value = self._module._generated["fsm"].ongoing(name)
-        return ongoing
-
-    def signals(self) -> list[Signal]:
-        """What the component drives and named itself."""
-        return list(self._module._driving)
-
-    def elaborate(self, platform: object) -> Module:
-        return self._module
 
 
 def stream_of(m: Module, check: Any, port: Any) -> None:

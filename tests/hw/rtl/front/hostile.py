@@ -17,7 +17,17 @@ from plora.hw.defs.config import VALUE_BYTES, NdpConfig
 from plora.hw.defs.descriptor import FIELDS, Descriptor, Keep, Op, Source
 from plora.hw.defs.legality import ChainState, QueueWindow, RingSetup, check, ring_setup_allowed
 from plora.hw.defs.packing import pack_geometry
-from plora.hw.defs.registers import MMIO_BITS, QUEUE, Access, queue_offset
+from plora.hw.defs.registers import (
+    GLOBAL,
+    MMIO_BITS,
+    PENDING_BASE,
+    QUEUE,
+    VECTOR,
+    Access,
+    global_offset,
+    queue_offset,
+    vector_offset,
+)
 from plora.hw.defs.status import Status
 from plora.hw.rtl.front.links import CORE, QUEUES
 
@@ -168,14 +178,22 @@ def random_setup(config: NdpConfig, base: int, limit: int, rng: random.Random) -
     return setup if rng.random() < 0.7 else replace(setup, **wrong)
 
 
-def random_pokes(count: int, rng: random.Random) -> list[tuple[int, int]]:
-    """Register writes of somebody who may reach only his own queue, and addresses where nothing is."""
+def random_pokes(config: NdpConfig, count: int, rng: random.Random) -> list[tuple[int, int]]:
+    """Register writes of somebody who may reach his own queue, and those global ones that change no status.
+
+    And addresses where nothing is, or nothing to be written.
+    """
     own = [queue_offset(HOSTILE, r.name) for r in QUEUE if r.name not in ("CTRL", "CQ_HEAD")]
-    absent = [offset for offset in range(0xF000, 1 << MMIO_BITS, 4)] + [
-        queue_offset(HOSTILE, r.name) for r in QUEUE if r.access is Access.RO
-    ]
+    common = [global_offset(name) for name in ("POLL_INTERVAL", "SHARE", "MSIX")]
+    common += [vector_offset(v, r.name) for v in range(config.queues) for r in VECTOR]
+    absent = [*range(0xF000, 1 << MMIO_BITS, 4), *range(PENDING_BASE, PENDING_BASE + 64, 4)]
+    absent += [queue_offset(HOSTILE, r.name) for r in QUEUE if r.access is Access.RO]
+    absent += [r.offset for r in GLOBAL if r.access is Access.RO]
     return [
-        (rng.choice(own if rng.random() < 0.8 else absent), rng.choice([0, 1, 0xFFFF_FFFF, rng.getrandbits(32)]))
+        (
+            rng.choice(rng.choice([own, own, common, absent])),
+            rng.choice([0, 1, 0xFFFF_FFFF, rng.getrandbits(32), 1 << rng.randrange(32)]),
+        )
         for _ in range(count)
     ]
 
@@ -240,7 +258,7 @@ def run(device: RtlDevice, config: NdpConfig, *, descriptors: int, a_round: int,
                 everything.append(columns)
         device.allow(windows)
         before, started = device.cycles, time.process_time()
-        drive_rings(device, loads, pokes=random_pokes(a_round // 20, rng), seed=rng.getrandbits(32))
+        drive_rings(device, loads, pokes=random_pokes(config, a_round // 20, rng), seed=rng.getrandbits(32))
         tally.seconds += time.process_time() - started
         tally.cycles += device.cycles - before
         for load, columns in zip(loads, everything, strict=True):

@@ -17,6 +17,9 @@ TINY = preset("tiny")
 MEMORY_BYTES = 1 << 20
 DECODED = {s for s in Status if s < Status.MEMORY_ERROR}
 """What the decoder can say; the rest is said by others."""
+LONGEST_WAIT = 100_000
+"""Cycles. A chain of the hostile queue holds the device while its host is slow to take completions: CHAIN_TIMEOUT
+(a million cycles here) would be the bound for each of its members."""
 
 
 def front_end(config: NdpConfig) -> RtlDevice:
@@ -44,7 +47,7 @@ def test_a_million_descriptors_through_the_front_end() -> None:
     assert tally.descriptors >= 1_000_000
     assert {Status(s) for s in tally.statuses} == DECODED
     assert 0.02 < tally.statuses[Status.OK] / tally.descriptors < 0.5
-    assert tally.longest_wait_of_the_victim < 20_000
+    assert tally.longest_wait_of_the_victim < LONGEST_WAIT
 
 
 def test_thousands_of_descriptors_through_the_whole_device() -> None:
@@ -53,7 +56,7 @@ def test_thousands_of_descriptors_through_the_whole_device() -> None:
     report("whole device", tally)
     # Weights that are too large beside an operand that is not need a wide operand of a chain: rare.
     assert {Status(s) for s in tally.statuses} >= DECODED - {Status.WEIGHTS_TOO_LARGE}
-    assert tally.longest_wait_of_the_victim < 20_000
+    assert tally.longest_wait_of_the_victim < LONGEST_WAIT
 
 
 def test_more_queues_and_one_channel() -> None:

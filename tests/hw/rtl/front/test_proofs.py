@@ -9,13 +9,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Module, Mux, Shape, Signal, Value
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.config import preset
 from plora.hw.defs.ports import ADDRESS_BITS, Burst
-from plora.hw.rtl.front import access_watch, channel_port, host_port, queue_engine, round_robin
+from plora.hw.rtl.front import access_watch, channel_port, host_port, queue_engine, registers, round_robin, slot_reader
 from plora.hw.rtl.front.links import Debt
-from tests.hw.rtl.formal import Assert, Assume, Proof, free_inputs, hold
+from tests.hw.rtl.formal import Assert, Assume, Elaborated, Proof, free_inputs, hold
 from tests.hw.rtl.front.engine_properties import enable_properties, engine_properties
 
 CONFIG = replace(preset("tiny"), name="proof", channels=2, dpa_bits=16)
@@ -175,6 +177,111 @@ def splitter_properties(source: ModuleType) -> tuple[Module, list[Any]]:
     return m, free_inputs(dut)
 
 
+class AnyFifo(wiring.Component):
+    """Stands for `StreamFifo` by its promise: what it offers stands until taken, and it may be full at any time."""
+
+    def __init__(self, shape: Any, depth: int) -> None:
+        super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
+        self.offer, self.room = Signal(), Signal()
+        self.payload = Signal(Shape.cast(shape).width)
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.d.comb += [
+            self.o.valid.eq(self.offer),
+            Value.cast(self.o.payload).eq(self.payload),
+            self.i.ready.eq(self.room),
+        ]
+        hold(m, Assume, self.o.valid, self.o.ready, self.payload)
+        return m
+
+
+def host_port_properties(source: ModuleType) -> tuple[Module, list[Any]]:
+    """Read data and write responses to the host stand until taken, and so do the requests of both directions."""
+    made: list[AnyFifo] = []
+
+    def fifo(shape: Any, depth: int) -> AnyFifo:
+        made.append(AnyFifo(shape, depth))
+        return made[-1]
+
+    source.StreamFifo = fifo  # type: ignore[attr-defined]
+    m = Module()
+    reader, writer = source.HostReader(CONFIG, 4), source.HostWriter(CONFIG, 4)
+    m.submodules.reader, m.submodules.writer = Elaborated(reader), Elaborated(writer)
+    hold(m, Assert, reader.beat.valid, reader.beat.ready, Value.cast(reader.beat.payload))
+    hold(m, Assert, writer.done.valid, writer.done.ready, Value.cast(writer.done.payload))
+    return m, [*free_inputs(reader, writer), *(s for one in made for s in (one.offer, one.room, one.payload))]
+
+
+def register_properties(source: ModuleType) -> tuple[Module, list[Any]]:
+    """Responses and read data of AXI4-Lite stand until taken; there is one for each access; an order stands too."""
+    m = Module()
+    dut = source.RegisterFile(CONFIG)
+    m.submodules.dut = built = Elaborated(dut)
+    bus = dut.s_io
+    hold(m, Assert, bus.bvalid, bus.bready, bus.bresp)
+    hold(m, Assert, bus.rvalid, bus.rready, bus.rdata, bus.rresp)
+    command = dut.queues.command
+    hold(m, Assert, command.valid, command.ready, Value.cast(command.payload))
+    owed = {name: Signal(2, name=f"owed_{name}") for name in ("aw", "w", "r")}
+    taken = {
+        "aw": (bus.awvalid & bus.awready, bus.bvalid & bus.bready),
+        "w": (bus.wvalid & bus.wready, bus.bvalid & bus.bready),
+        "r": (bus.arvalid & bus.arready, bus.rvalid & bus.rready),
+    }
+    for name, (more, less) in taken.items():
+        m.d.sync += owed[name].eq(owed[name] + more - less)
+        m.d.comb += Assert(owed[name] <= 1)
+    m.d.comb += [
+        Assert(~bus.bvalid | ((owed["aw"] == 1) & (owed["w"] == 1))),
+        Assert(~bus.rvalid | (owed["r"] == 1)),
+        Assert(~bus.awready | (owed["aw"] == 0)),
+        Assert(~bus.wready | (owed["w"] == 0)),
+        Assert(~bus.arready | (owed["r"] == 0)),
+        Assert(owed["aw"] == built.inner["have_address"]),
+        Assert(owed["w"] == built.inner["have_data"]),
+        Assert(owed["r"] == ~built.state("WAIT", "read")),
+    ]
+    for name in ("ACT", "COMMAND", "CARRIED_OUT", "ANSWER"):
+        with m.If(built.state(name, "write")):
+            m.d.comb += Assert(built.inner["have_address"] & built.inner["have_data"])
+    with m.If(built.state("WIPE", "write")):
+        m.d.comb += Assert(~built.inner["have_address"] & ~built.inner["have_data"])
+    return m, free_inputs(dut)
+
+
+def slot_reader_properties(source: ModuleType) -> tuple[Module, list[Any]]:
+    """Requests to the channels and slots to the engine stand until taken; no tag is used twice at a time."""
+    m = Module()
+    dut = source.SlotReader(CONFIG)
+    m.submodules.dut = built = Elaborated(dut)
+    hold(m, Assume, dut.request.valid, dut.request.ready, dut.request.payload)
+    tags = 1 << len(dut.channels[0].request.payload.tag)
+    # A channel answers what it was asked, once.
+    asked = [Signal(tags, name=f"asked_{c}") for c in range(CONFIG.channels)]
+    for mine, port in zip(asked, dut.channels, strict=True):
+        request, response = port.request, port.response
+        hold(m, Assert, request.valid, request.ready, Value.cast(request.payload))
+        hold(m, Assume, response.valid, response.ready, Value.cast(response.payload))
+        m.d.comb += Assume(~response.valid | mine.bit_select(response.payload.tag, 1))
+        with m.If(response.valid & response.ready):
+            m.d.sync += mine.bit_select(response.payload.tag, 1).eq(0)
+        with m.If(request.valid & request.ready):
+            m.d.comb += Assert(~(asked[0] | asked[1]).bit_select(request.payload.tag, 1))
+            m.d.sync += mine.bit_select(request.payload.tag, 1).eq(1)
+    m.d.comb += Assert((asked[0] & asked[1]) == 0)
+    hold(m, Assert, dut.slot.valid, dut.slot.ready, Value.cast(dut.slot.payload)[:8], dut.slot.payload.error)
+    # What is on its way or has come lies between the oldest and the next.
+    inner = built.inner
+    arrived, head, in_use = inner["arrived"], inner["head"], inner["in_use"]
+    waiting = asked[0] | asked[1]
+    m.d.comb += [Assert((waiting & arrived) == 0), Assert(in_use <= tags), Assert(inner["tail"] == (head + in_use)[:2])]
+    for age in range(tags):
+        place = (head + age)[:2]
+        m.d.comb += Assert((waiting | arrived).bit_select(place, 1) == (age < in_use))
+    return m, free_inputs(dut)
+
+
 PROOFS = {
     "round robin": Proof(
         round_robin_properties,
@@ -198,6 +305,32 @@ PROOFS = {
             "silence in the cycle of an answer": ("& ~self.answered & ~self.held", "& ~self.held"),
         },
         search=12,
+    ),
+    "slot reader": Proof(
+        slot_reader_properties,
+        slot_reader,
+        {"room for one too many": ("room.eq(in_use != READERS)", "room.eq(1)")},
+        search=10,
+    ),
+    "registers": Proof(
+        register_properties,
+        registers,
+        {
+            "answers without waiting": ("with m.If(have_address & have_data):", "with m.If(have_address):"),
+            "takes data twice": ("bus.wready.eq(~have_data)", "bus.wready.eq(1)"),
+        },
+        search=9,
+    ),
+    "host port": Proof(
+        host_port_properties,
+        host_port,
+        {
+            "data that is not there": (
+                "beat.valid.eq(order.o.valid & (ticket.refused | arrived))",
+                "beat.valid.eq(order.o.valid)",
+            )
+        },
+        search=5,
     ),
     "burst splitter": Proof(
         splitter_properties,
