@@ -37,7 +37,8 @@ def stream_of(m: Module, check: Any, port: Any) -> None:
 
 
 def cutter_properties(source: ModuleType) -> tuple[Module, list[Any]]:
-    """Bursts of a run follow each other without a gap or an overlap, end with it, and stay within 4 KiB."""
+    """Bursts of a run follow each other as it says, without a gap or an overlap but for what is left out after
+    each group, end with it, and stay within 4 KiB."""
     count_bits, longest = 8, 16
     m = Module()
     dut = source.BurstCutter(CONFIG, count_bits=count_bits, max_words=longest, operand=False)
@@ -50,17 +51,31 @@ def cutter_properties(source: ModuleType) -> tuple[Module, list[Any]]:
     m.d.sync += room.eq(dut.room - asked)
     started = Signal()
     m.d.sync += started.eq(1)
-    size = 1 << len(run.address)
     m.d.comb += [
-        Assume(~dut.run.valid | ((run.words != 0) & (run.address + run.words <= size))),
-        Assume(~dut.run.valid | (run.group == 0) | (run.group >= longest)),
+        Assume(~dut.run.valid | (run.words != 0)),
+        Assume(~dut.run.valid | (run.group != 0) | (run.skip == 0)),
         Assume(~started | (dut.room >= room)),
     ]
-    first, words, done, busy = Signal(len(run.address)), Signal(count_bits), Signal(count_bits), Signal()
+    place, words, done, busy = Signal(len(run.address)), Signal(count_bits), Signal(count_bits), Signal()
+    group, skip, of_group = Signal(count_bits), Signal(count_bits), Signal(count_bits)
     with m.If(dut.run.valid & dut.run.ready):
-        m.d.sync += [first.eq(run.address), words.eq(run.words), done.eq(0), busy.eq(1)]
+        m.d.sync += [
+            place.eq(run.address),
+            words.eq(run.words),
+            done.eq(0),
+            busy.eq(1),
+            group.eq(run.group),
+            skip.eq(run.skip),
+            of_group.eq(0),
+        ]
     with m.If(taken):
-        m.d.sync += done.eq(done + burst.length + 1)
+        m.d.sync += [
+            done.eq(done + burst.length + 1),
+            of_group.eq(of_group + burst.length + 1),
+            place.eq(place + burst.length + 1),
+        ]
+        with m.If((group != 0) & (of_group + burst.length + 1 == group)):
+            m.d.sync += [of_group.eq(0), place.eq(place + burst.length + 1 + skip)]
         with m.If(done + burst.length + 1 == words):
             m.d.sync += busy.eq(0)
     inner = made.inner
@@ -68,12 +83,12 @@ def cutter_properties(source: ModuleType) -> tuple[Module, list[Any]]:
     with m.If(busy):
         m.d.comb += [
             Assert(words != 0),
-            Assert(first + words <= size),
             Assert(done < words),
-            Assert(inner["address"] == first + done),
+            Assert((inner["address"] + Mux(made.state("SKIP"), skip, 0))[: len(place)] == place),
             Assert(inner["left"] == words - done),
-            Assert((inner["group"] == 0) | ((inner["group_left"] != 0) & (inner["group_left"] <= inner["group"]))),
-            Assert((inner["group"] == 0) | (inner["group"] >= longest)),
+            Assert((inner["group"] == group) & (inner["skip"] == skip)),
+            Assert((group != 0) | (skip == 0)),
+            Assert((group == 0) | ((of_group < group) & (inner["group_left"] == group - of_group))),
         ]
     with m.If(made.state("OFFER")):
         m.d.comb += [
@@ -82,11 +97,12 @@ def cutter_properties(source: ModuleType) -> tuple[Module, list[Any]]:
             Assert((inner["words"] <= inner["group_left"]) | (inner["group"] == 0)),
             Assert(inner["address"][:6] + inner["words"] <= 64),
         ]
-    m.d.comb += Assert(made.state("IDLE") | made.state("CUT") | made.state("OFFER"))
+    m.d.comb += Assert(Cat(made.state(name) for name in ("IDLE", "CUT", "OFFER", "SKIP")).any())
     with m.If(dut.bursts.valid):
         m.d.comb += [
             Assert(busy),
-            Assert(burst.address == first + done),
+            Assert(burst.address == place),
+            Assert((group == 0) | (of_group + burst.length + 1 <= group)),
             Assert(burst.address[:6] + burst.length + 1 <= 64),
             Assert(done + burst.length + 1 <= words),
             Assert(burst.length + 1 <= dut.room),
@@ -141,6 +157,24 @@ class AnyProduct(Elaboratable):
         return m
 
 
+class AnyQuotient(Elaboratable):
+    """Stands for the divider likewise."""
+
+    def __init__(self, width: int, divisor_width: int) -> None:
+        self.dividend, self.divisor, self.start = Signal(width), Signal(divisor_width), Signal()
+        self.quotient, self.remainder, self.done = Signal(width), Signal(divisor_width), Signal()
+        self.left = Signal(range(width + 1))
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        m.d.comb += self.done.eq(self.left == 0)
+        with m.If(self.start):
+            m.d.sync += self.left.eq(len(self.dividend))
+        with m.Elif(self.left != 0):
+            m.d.sync += self.left.eq(self.left - 1)
+        return m
+
+
 def decoder_properties(source: ModuleType) -> tuple[Module, list[Any]]:
     """Every encoding gets a status, in bounded time, and what passes lies in its queue's window."""
     made: list[AnyProduct] = []
@@ -149,7 +183,14 @@ def decoder_properties(source: ModuleType) -> tuple[Module, list[Any]]:
         made.append(AnyProduct(width))
         return made[-1]
 
+    dividers: list[AnyQuotient] = []
+
+    def divider(width: int, divisor_width: int) -> AnyQuotient:
+        dividers.append(AnyQuotient(width, divisor_width))
+        return dividers[-1]
+
     source.SequentialMultiplier = multiplier  # type: ignore[attr-defined]
+    source.SequentialDivider = divider  # type: ignore[attr-defined]
     m = Module()
     dut = source.Decoder(CONFIG)
     m.submodules.dut = built = Elaborated(dut)
@@ -174,15 +215,19 @@ def decoder_properties(source: ModuleType) -> tuple[Module, list[Any]]:
         m.d.sync += age.eq(age + 1)
     with m.Else():
         m.d.sync += age.eq(0)
-    steps = multiply_steps(len(d.device_rows))
+    (quotient,) = dividers
+    steps, more_steps = multiply_steps(len(d.device_rows)), len(quotient.dividend)
+    most = max(steps, more_steps)
     m.d.comb += [
         Assert(Cat(state.values()).any()),
         Assert(state["GEOMETRY"] | dut.input.valid),
         Assert(~state["GEOMETRY"] | (age == 0)),
         Assert(~state["MULTIPLY"] | (age == 1)),
-        Assert(~state["WAIT"] | (age + made[0].left == 2 + steps)),
-        Assert(~state["SAY"] | (age == 3 + steps)),
-        Assert(age <= dut.cycles),
+        Assert(~state["WAIT"] | (made[0].left == 0) | (age + made[0].left == 2 + steps)),
+        Assert(~state["WAIT"] | (quotient.left == 0) | (age + quotient.left == 2 + more_steps)),
+        Assert(~state["WAIT"] | (age <= 2 + most)),
+        Assert(~state["SAY"] | (age <= 3 + most)),
+        Assert(age <= dut.transposed_cycles),
         *(Assert(one.left == made[0].left) for one in made),
     ]
     for name in ("MULTIPLY", "WAIT"):
@@ -194,7 +239,7 @@ def decoder_properties(source: ModuleType) -> tuple[Module, list[Any]]:
             ]
     illegal = {
         Status.BAD_TYPE: d.type != 3,
-        Status.BAD_OP: (d.op != 1) & (d.op != 2),
+        Status.BAD_OP: (d.op == 0) | (d.op > 3),
         Status.BAD_DTYPE: d.dtype != 0,
         Status.ZERO_DIMENSION: (d.device_rows == 0) | (d.device_columns == 0) | (d.gpu_rows == 0),
         Status.OUT_OF_WINDOW: ~inside,
@@ -211,7 +256,8 @@ def decoder_properties(source: ModuleType) -> tuple[Module, list[Any]]:
     m.d.comb += Assert(~dut.output.valid | (record.status == inner["status"]))
     # What it offers stands until it is taken.
     hold(m, Assert, dut.output.valid, dut.output.ready, record.status, record.descriptor.as_value())
-    return m, [*free_inputs(dut), *(one.product for one in made)]
+    products = [one.product for one in made]
+    return m, [*free_inputs(dut), *products, quotient.quotient, quotient.remainder]
 
 
 # ---- results ------------------------------------------------------------------------------------------
@@ -241,10 +287,10 @@ def result_properties(source: ModuleType, *, other: ModuleType | None = None) ->
     result, line = write.result.payload, write.write.line
     row_words = Signal(4)
     m.d.comb += [
-        row_words.eq((result.columns + 31) >> 5),
+        row_words.eq(((result.columns + 31) >> 5) + result.anchors),
         # What the decoder lets pass: it fits its half.
         Assume(~retire.records.valid | (record.descriptor.gpu_rows <= 4) & (record.descriptor.gpu_rows != 0)),
-        Assume(~retire.records.valid | (record.descriptor.device_rows <= 96) & (record.descriptor.device_rows != 0)),
+        Assume(~retire.records.valid | (record.descriptor.device_rows <= 64) & (record.descriptor.device_rows != 0)),
     ]
     total = Signal(5)
     m.d.comb += total.eq(sum(Mux(result.rows > row, row_words, 0) for row in range(4)))
