@@ -49,6 +49,7 @@ import numpy.typing as npt
 
 from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.exp2 import FRACTION_BITS, LINES, OFFSET_BITS, VALUE_BITS
+from plora.hw.defs.queue import SCALE_FRACTION_BITS, SCALE_MAX_EXPONENT, SCALE_MIN_EXPONENT, SUM_FRACTION_BITS
 from plora.sim.golden.numerics import (
     FP16_FRACTION_BITS,
     FP16_MIN_EXPONENT,
@@ -66,15 +67,11 @@ from plora.sim.golden.numerics import (
     grid_to_scores,
 )
 
-SCALE_FRACTION_BITS = 16
-"""Fraction bits of the FP32 scale that count."""
-SCALE_EXPONENTS = range(-24, 8)
 T_LIMIT = 32767
 """|t| from which on t is infinite: its ceiling and the value that says *none* fit in 16 bits."""
 NO_ANCHOR = -32768
 """Anchor of a row without any finite t."""
-SUM_FRACTION_BITS = -FP16_MIN_EXPONENT
-"""l is a whole number of FP16's finest steps."""
+assert SUM_FRACTION_BITS == -FP16_MIN_EXPONENT, "l is a whole number of FP16's finest steps"
 
 
 class ScaledScores(NamedTuple):
@@ -152,7 +149,7 @@ def split_scale(scale: float) -> tuple[int, int]:
     """
     bits = int(np.float32(scale).view(np.uint32))
     exponent = (bits >> 23) - 127
-    if not np.float32(scale) > 0 or exponent not in SCALE_EXPONENTS:
+    if not np.float32(scale) > 0 or not SCALE_MIN_EXPONENT <= exponent <= SCALE_MAX_EXPONENT:
         raise ValueError(f"softmax scale {scale!r} is not in 2**-24 ... 2**8")
     return 1 << SCALE_FRACTION_BITS | (bits >> 23 - SCALE_FRACTION_BITS & (1 << SCALE_FRACTION_BITS) - 1), exponent
 

@@ -20,17 +20,18 @@ import numpy as np
 import numpy.typing as npt
 
 from plora.hw.defs.config import AccumulatorConfig
-from plora.hw.defs.queue import softmax_scale_value
+from plora.hw.defs.exp2 import FRACTION_BITS
+from plora.hw.defs.queue import SUM_FRACTION_BITS, softmax_scale_value
 from plora.sim.golden.numerics import SCORE_BITS
 from plora.sw.attention.merge import Float64
 
 EXP2_ERROR = 2e-5
 """Largest relative error of the device's 2**f (`plora.hw.defs.exp2`)."""
-T_STEP = 2.0**-18
+T_STEP = 2.0**-FRACTION_BITS
 ROUNDING = 2.0**-11
 """Largest relative error of one rounding to FP16."""
 HALF_SUBNORMAL = 2.0**-25
-SUM_STEP = 2.0**-24
+SUM_STEP = 2.0**-SUM_FRACTION_BITS
 
 
 def _t_error(t: Float64, head_dim: int, factor: float, grid_step: float) -> Float64:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plora.hw.defs.errors import UserError
-from plora.hw.defs.queue import softmax_scale_value
+from plora.hw.defs.queue import SUM_FRACTION_BITS, softmax_scale_value
 from plora.sim.functional.layout import Matrix
 from plora.sim.golden.softmax import NO_ANCHOR, golden_attention
 from plora.sw.adapters.tensors import read_tensors
@@ -199,7 +199,7 @@ def _is_golden(
     keys, values = (each[part.device :: devices, part.head][tokens.start : tokens.stop] for each in (k, v))
     golden = golden_attention(mine, keys, values, softmax_scale_value(scale), store.config(part.device)).partial
     m = np.where(golden.anchor == NO_ANCHOR, -np.inf, golden.anchor + golden.shift)
-    sums = golden.total * np.exp2(-24.0 - golden.shift)
+    sums = golden.total * np.exp2(-float(SUM_FRACTION_BITS) - golden.shift)
     return (
         part.o.tobytes() == golden.o.tobytes()
         and np.array_equal(part.partial.m, m)
