@@ -9,7 +9,7 @@ import numpy as np
 from plora.sim.system.clock import duration_ps
 from plora.sim.system.engine import TaskGraph
 from plora.sim.system.layers import LayerKind
-from plora.sim.system.tasks import Builder, Load, Setting, device_ps
+from plora.sim.system.tasks import Builder, Load, Setting, attention_device_ps, attention_limit, device_ps
 from plora.sim.system.work import IntArray, attended
 
 CHAIN_DESCRIPTORS = 3
@@ -101,8 +101,7 @@ def _near_data(make: Builder, load: Load, far: IntArray, start: Sequence[int], n
         for device, tokens in enumerate(far[low:high].sum(axis=0).tolist()):
             label = f"{name} attention {low} dev{device}"
             moved = (tokens + stored[device]) * work.kv_token_bytes
-            flops = tokens * work.attention_flops_per_token
-            took = device_ps(machine, moved, flops, machine.far_attention_flop_ps)
+            took = int(attention_device_ps(machine, work, rows, tokens, stored[device])), attention_limit(machine, work)
             worked = make.device(device, moved, took, [sends[device]], label)
             ends.append(make.up(device, result[1] + writes[device][1], [worked], label))
     return ends

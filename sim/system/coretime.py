@@ -2,15 +2,18 @@
 
 The core is the full configuration. A device of other `ndp_tflops` is the same core at another clock; one
 of other `dram_gb_per_s` has words that come as much more slowly. An operation that the cycle model
-describes (`plora.sim.core.demand.OPERATIONS`) can be timed here; attention goes by stated rates until it is
-calibrated for it.
+describes (`plora.sim.core.demand.OPERATIONS`) can be timed here: products, and attention over FP16 keys and
+values; integer ones go by stated rates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from plora.hw.defs.config import KEPT_MAX_VALUES, PE_ROWS, VALUE_BYTES, NdpConfig, preset
 from plora.hw.defs.descriptor import MAX_OPERAND_BYTES, Keep, Op, Source
@@ -27,6 +30,23 @@ Product = tuple[int, int, bool]
 
 _TYPICAL = ((32, 512, False), (32, 32, True))
 """A chain from whose times alone the latencies are taken: operand and result are as small as can be."""
+
+
+_FEW_TOKENS, _MANY_TOKENS = 512, 4096
+"""Tokens of a device between which its time is taken as a straight line."""
+
+
+class Attention(NamedTuple):
+    """Times of one layer's attention on one device, in picoseconds.
+
+    Attributes:
+        token_ps, request_ps: for every token, and for every request besides.
+        memory: whether memory bounds it, or the core.
+    """
+
+    token_ps: float
+    request_ps: int
+    memory: bool
 
 
 class CoreTimes:
@@ -68,6 +88,33 @@ class CoreTimes:
         if found is None:
             found = self._known[key] = self._work_out(*key)
         return found
+
+    def attention(self, head_dim: int, group: int, heads: int) -> Attention:
+        """Return the times of attention of one layer: `heads` KV heads, each for `group` query rows.
+
+        A chain of a head is scores through the softmax unit, then values token by token. Its time is a straight
+        line over the tokens but for the shortest, whose descriptors the decoder holds up.
+        """
+        low, high = _FEW_TOKENS, _MANY_TOKENS
+        few, many = (heads * self._chain(head_dim, group, tokens) for tokens in (low, high))
+        slope = (many.max(axis=0) - few.max(axis=0)) / (high - low)
+        each = float(slope.sum())
+        start = max(float(few.max(axis=0).sum()) - each * low, 0.0)
+        memory = bool((many.argmax(axis=0) == BOUNDS.index("memory")).all())
+        return Attention(each * self._cycle_ps, round(start * self._cycle_ps), memory)
+
+    def _chain(self, head_dim: int, group: int, tokens: int) -> npt.NDArray[np.float64]:
+        """Return what bounds scores and values of one head over `tokens` tokens (bounds, 2), in cycles."""
+        shapes = self._shapes([(tokens, head_dim, False), (head_dim, tokens, False)], [group, group])
+        kept, slot = int(Source.KEPT), int(Source.SLOT)
+        shapes = replace(
+            shapes,
+            op=np.array([int(Op.SOFTMAX), int(Op.GEMM)]),
+            source=np.array([slot, kept]),
+            keep=np.array([int(Keep.NEW), int(Keep.NONE)]),
+            transpose=np.array([0, 1]),
+        )
+        return interval(self._config, demands(self._config, shapes), self._timing).by
 
     def _work_out(self, rows: int, products: Sequence[Product]) -> tuple[int, bool]:
         config = self._config

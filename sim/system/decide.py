@@ -129,7 +129,12 @@ class AttentionModel:
             far_up, down, up = kv_bytes * rates.up_read / ports, stored * rates.down_write / ports, 0.0
             far_base = 2.0 * machine.one_way_ps
         else:
-            per_device = max(kv_bytes * machine.far_dram_ps, flops * machine.far_attention_flop_ps) / devices
+            started = 0.0
+            if machine.attention is not None:
+                per_device = tokens * machine.attention.token_ps / devices
+                started = float(rows * machine.attention.request_ps)
+            else:
+                per_device = max(kv_bytes * machine.far_dram_ps, flops * machine.far_attention_flop_ps) / devices
             query = work.query_bytes + CHAIN_DESCRIPTORS * machine.descriptor_bytes
             sends = 1 if machine.multicast else devices / ports
             result = rows * (work.partial_bytes + machine.flag_bytes) * devices / ports
@@ -137,7 +142,7 @@ class AttentionModel:
             far_up, up = 0.0, result * rates.up_read
             chunks = max(1, min(rows, machine.return_chunks))
             # The first chunk's queries go down and the last chunk's results come up while devices wait.
-            far_base = rates.round_trip + (down + up) / chunks + times.merge_ps(2 * rows * work.partial_bytes)
+            far_base = rates.round_trip + started + (down + up) / chunks + times.merge_ps(2 * rows * work.partial_bytes)
         return AttentionCost(
             layers=layers,
             near_base=constant,

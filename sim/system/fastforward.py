@@ -21,6 +21,7 @@ from plora.sim.system.lora import Part, middle_bytes
 from plora.sim.system.machine import Machine
 from plora.sim.system.served import Times, served, served_by_readiness
 from plora.sim.system.spec import SystemSpec
+from plora.sim.system.tasks import attention_device_ps
 from plora.sim.system.work import E1, IntArray
 
 FEW_STEPS = 3
@@ -184,9 +185,8 @@ class FastPhases:
         gpu = extra_ps
         if local:
             gpu += int(machine.times.attention_ps(rows, near, size, flops)[0])
-        memory = np.rint((far + stored) * size * machine.far_dram_ps)
-        compute = np.rint(far * flops * machine.far_attention_flop_ps)
-        lengths, newest = np.maximum(memory, compute).astype(np.int64).tolist(), stored.tolist()
+        rows_of = np.array(self._layout(rows).counts)[:, None]
+        lengths, newest = attention_device_ps(machine, work, rows_of, far, stored).tolist(), stored.tolist()
         free = dict.fromkeys(machine.down, 0)
         busy = [0] * devices
         results: dict[str, list[tuple[int, int, int]]] = {name: [] for name in machine.up}
@@ -325,10 +325,9 @@ class FastPhases:
                 mine = [d for d, n in enumerate(machine.down) if n == name]
                 flat = np.cumsum(down[:, :, mine].reshape(steps, -1), axis=1)
                 left[:, :, mine] = flat.reshape(steps, chunks, len(mine))
-        memory = durations_ps((far + newest) * size, machine.far_dram_ps)
-        compute = durations_ps(far * work.attention_flops_per_token, machine.far_attention_flop_ps)
+        length = attention_device_ps(machine, work, rows[None, :, None], far, newest)
         ready = left + machine.one_way_ps + machine.command_ps
-        worked = np.swapaxes(served(np.swapaxes(ready, 1, 2), np.swapaxes(np.maximum(memory, compute), 1, 2)), 1, 2)
+        worked = np.swapaxes(served(np.swapaxes(ready, 1, 2), np.swapaxes(length, 1, 2)), 1, 2)
         up = durations_ps(np.rint(result[1][None, :, None] + write[1]), machine.link_byte_ps)
         returned = np.zeros(steps, dtype=np.int64)
         for name in dict.fromkeys(machine.up):

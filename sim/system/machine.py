@@ -11,7 +11,7 @@ from plora.sim.hardware.gpu import Gpu
 from plora.sim.hardware.link import Link
 from plora.sim.llm.config import ModelConfig
 from plora.sim.system.clock import PS_PER_NS, PS_PER_US, ps_per_unit
-from plora.sim.system.coretime import CoreTimes, core_times
+from plora.sim.system.coretime import Attention, CoreTimes, core_times
 from plora.sim.system.costs import Costs
 from plora.sim.system.gputime import GpuTimes
 from plora.sim.system.layers import AdapterWave
@@ -44,6 +44,7 @@ class Machine:
         far_dram_ps, far_flop_ps: of one device; `far_flop_ps` is 0 where nothing computes there.
         far_attention_flop_ps: the same for attention over the run's KV type.
         core: times of products on a device by the cycle model of its core, or None for stated rates.
+        attention: times of attention on a device by that model, or None for stated rates.
         one_way_ps: link latency of one direction.
         command_ps: from arrival of a descriptor to the device's first DRAM beat.
         return_ps: from the end of a device's work to the departure of the result.
@@ -60,6 +61,7 @@ class Machine:
     far_attention_flop_ps: float
     far_capacity_bytes: int
     core: CoreTimes | None
+    attention: Attention | None
     link_name: str
     link_sharing: str
     down: tuple[str, ...]
@@ -130,9 +132,14 @@ def build_machine(
     if far.compute == "ndp" and costs.device_timing == "core":
         core = core_times(device, costs.number("device_dram_efficiency"))
     wait = costs.number("completion_one_ways") * one_way + costs.number("poll_interval_ns") / 2 * PS_PER_NS
+    attention = None
     if core is not None:
         command = core.command_ps
         wait += core.completion_ps
+        if kv_dtype == "fp16":
+            heads = max(1, model.num_key_value_heads // spec.gpus.count)
+            group = max(1, model.num_attention_heads // spec.gpus.count // heads)
+            attention = core.attention(model.head_dim, group, heads)
     return Machine(
         gpus=spec.gpus.count,
         times=GpuTimes(gpu, model, costs.gpu_mode, spec.gpus.count, fabric, expert_parallel),
@@ -145,6 +152,7 @@ def build_machine(
         far_attention_flop_ps=flop_ps / near_rate,
         far_capacity_bytes=int(capacity),
         core=core,
+        attention=attention,
         link_name=link.name,
         link_sharing="per-device" if per_device else "one-port",
         down=ports[0],

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from plora.hw.defs.descriptor import MAX_OPERAND_BYTES
 from plora.sim.system.clock import duration_ps
@@ -64,6 +67,30 @@ def device_ps(machine: Machine, dram_bytes: float, flops: float, flop_ps: float)
     """Return a device's time for an operand streamed through its units, and what bounds it."""
     memory, compute = duration_ps(dram_bytes, machine.far_dram_ps), duration_ps(flops, flop_ps)
     return max(memory, compute), DRAM_LIMIT if memory >= compute else NDP_LIMIT
+
+
+def attention_device_ps(machine: Machine, work: ModelWork, rows: Any, tokens: Any, stored: Any) -> Any:
+    """Return a device's time (int64, of the arrays' common shape) for one layer's attention.
+
+    `rows` requests attend to `tokens` tokens on the device, which also stores `stored` new ones.
+    """
+    size = work.kv_token_bytes
+    if machine.attention is None:
+        memory = np.rint((tokens + stored) * size * machine.far_dram_ps)
+        compute = np.rint(tokens * work.attention_flops_per_token * machine.far_attention_flop_ps)
+        return np.maximum(memory, compute).astype(np.int64)
+    streamed = np.rint(tokens * machine.attention.token_ps + stored * (size * machine.far_dram_ps)).astype(np.int64)
+    return streamed + (tokens > 0) * rows * machine.attention.request_ps
+
+
+def attention_limit(machine: Machine, work: ModelWork) -> str:
+    """Return what bounds a device's attention."""
+    if machine.attention is not None:
+        memory = machine.attention.memory
+    else:
+        compute = work.attention_flops_per_token * machine.far_attention_flop_ps
+        memory = work.kv_token_bytes * machine.far_dram_ps >= compute
+    return DRAM_LIMIT if memory else NDP_LIMIT
 
 
 @dataclass

@@ -86,6 +86,29 @@ def test_latencies_agree_with_those_measured_on_the_rtl() -> None:
     assert 0 <= after.times.last_word_to_completion - (CORE.completion_ps / 1000 - elsewhere) <= 12
 
 
+@pytest.mark.parametrize(("group", "heads"), [(1, 32), (4, 8), (8, 4), (16, 2)])
+def test_attention_streams_as_the_stated_rates_say_where_rows_come_in_pairs(group: int, heads: int) -> None:
+    found = CORE.attention(128, group, heads)
+    memory, compute = 4 * 128 * heads / 1.0, 4 * 128 * heads * group / 2.048
+    assert found.token_ps == pytest.approx(max(memory, compute), rel=0.03)
+    assert found.memory == (group == 1)
+    assert 0 < found.request_ps < 100_000 * heads
+
+
+def test_a_single_row_left_over_takes_as_long_as_a_pair() -> None:
+    assert CORE.attention(128, 3, 8).token_ps == CORE.attention(128, 4, 8).token_ps
+
+
+def test_attention_of_a_machine_is_that_of_its_share_of_the_heads() -> None:
+    for gpus, heads, group in ((1, 8, 4), (2, 4, 4), (16, 1, 2)):
+        resolved = resolve(RunOptions(model="llama3-8b", tensor_parallel_size=gpus))
+        machine = machine_of(resolved, resolved.systems[0])
+        assert machine.core is not None
+        assert machine.attention == machine.core.attention(128, group, heads)
+    integer = resolve(RunOptions(kv_cache_dtype="int8"))
+    assert machine_of(integer, integer.systems[0]).attention is None
+
+
 def test_a_device_without_a_core_has_none_and_presets_say_which_times_count() -> None:
     assert core_times(load_device("cxl-expander"), 1.0) is None
     for name, there in (("paper", False), ("priced", True)):
