@@ -77,7 +77,7 @@ def test_a_recorded_host_finds_the_same_order_and_times(
     ("tiles", "head_dim", "rows"), [([100], 64, 1), ([300], 64, 4), ([160, 140], 128, 2), ([500], 16, 2), ([33], 32, 2)]
 )
 def test_a_head_of_attention_takes_the_predicted_cycles(tiles: list[int], head_dim: int, rows: int) -> None:
-    """Scores to the cycle; values but for what their bursts, which end with a group of dims, take longer."""
+    """Scores to the cycle; values but for the room in the small DRAM buffer that they give back later."""
     common = {"gpu_rows": rows, "chain": 1, "op": "softmax", "device_columns": head_dim}
     lines: list[dict[str, object]] = [
         {**common, "device_rows": n, "keep": "append" if i else "new", "source": "chain" if i else "slot"}
