@@ -215,9 +215,10 @@ def decide(
     kv_home = kv_total if spec.kv.home == "hbm" else 0
     free = budget - weights_bytes - kv_home
     if free < 0 and spec.kv.home == "far":
+        each = f" on each of {gpus} GPUs" if gpus > 1 else ""
         raise UserError(
-            f"system {spec.name}: the weights take {weights_bytes / 1e9:.1f} GB on each of {gpus} GPUs, which has "
-            f"{budget / 1e9:.1f} GB of HBM beside its reserve; use larger GPUs, or more by tensor_parallel_size"
+            f"system {spec.name}: the weights take {weights_bytes / 1e9:.1f} GB{each}, HBM has {budget / 1e9:.1f} GB "
+            "beside its reserve; use larger GPUs, or more by --tensor-parallel-size"
         )
     allowed = [STRATEGIES.index(s) for s in spec.adapters.strategies]
     attention = AttentionModel(setting).of(batch)

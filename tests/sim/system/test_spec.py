@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from plora.hw.defs.errors import UserError
+from plora.sim.system.config import RunOptions, resolve
+from plora.sim.system.decode import decode_run
 from plora.sim.system.spec import bundled_systems, load_system
 
 PAPER = {
@@ -44,6 +47,15 @@ def _write(tmp_path: Path, change: tuple[str, str]) -> Path:
     path = tmp_path / "own.toml"
     path.write_text(text.replace(*change))
     return path
+
+
+def test_the_system_in_the_documentation_is_one_and_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/system-model.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    path = tmp_path / "half-pool.toml"
+    path.write_text(block)
+    resolved = resolve(RunOptions(systems=(str(path),), num_devices=2, steps=1, batch_size=4))
+    assert decode_run(resolved, resolved.systems[0]).strategy_counts()["E1"] == 0
 
 
 def test_a_users_file_is_a_system(tmp_path: Path) -> None:
