@@ -9,13 +9,26 @@ from 2**34 on.
 A device operand's exponent is chosen when it is stored, from all its values; that of a GPU operand for each
 product. An intermediate that stays on the device has to be scaled before it is known: by its bound, the largest
 magnitude of the GPU operand times the largest row sum of magnitudes of the device operand.
+
+Attention: scores of 2**16 are infinite, so queries and keys end where no score can get there, as far as the range
+of the softmax scale goes, which takes their exponents off again. Values end below 2**15, as 2**15 terms of
+at most 1 are summed.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from plora.hw.defs.config import AccumulatorConfig
+from plora.hw.defs.queue import (
+    MAX_OPERAND_EXPONENT,
+    MIN_OPERAND_EXPONENT,
+    SCALE_MAX_EXPONENT,
+    SCALE_MIN_EXPONENT,
+    Exponents,
+)
 from plora.sim.golden.bf16 import SUM_LIMIT_LOG2, Bf16Array, exponent_for, to_float
 
 OPERAND_LOG2 = AccumulatorConfig().msb_exponent // 2
@@ -49,3 +62,38 @@ def operand_exponent(values: Bf16Array) -> int:
 def kept_exponent(values: Bf16Array, row_sum: float) -> int:
     """Return the exponent for the product of a GPU operand with a device operand of this `largest_row_sum`."""
     return exponent_for(largest_magnitude(values) * row_sum, OPERAND_LOG2)
+
+
+SCORE_LOG2 = 16
+VALUE_LOG2 = 15
+_FP32_FRACTION_BITS, _FP32_BIAS = 23, 127
+
+
+@dataclass(frozen=True)
+class AttentionScaling:
+    """How BF16 attention is told to a device."""
+
+    scores: Exponents
+    values: Exponents
+    scale: int
+    """Softmax scale of the scaled scores, FP32 bits."""
+
+
+def attention_scaling(queries: Bf16Array, largest_key: float, largest_value: float, scale: int) -> AttentionScaling:
+    """Return the exponents for queries (rows, head_dim) over keys and values of those largest magnitudes.
+
+    ``scale`` is the softmax scale of the scores as they are, FP32 bits.
+    """
+    room = SCORE_LOG2 - (queries.shape[1] - 1).bit_length()
+    query = exponent_for(largest_magnitude(queries), room // 2)
+    key = exponent_for(largest_key, room - room // 2)
+    # The scale less both exponents has to stay a legal one.
+    factor = (scale >> _FP32_FRACTION_BITS) - _FP32_BIAS
+    both = int(np.clip(query + key, factor - SCALE_MAX_EXPONENT, factor - SCALE_MIN_EXPONENT))
+    key = int(np.clip(both - query, MIN_OPERAND_EXPONENT, MAX_OPERAND_EXPONENT))
+    query = both - key
+    return AttentionScaling(
+        Exponents(query, key),
+        Exponents(0, exponent_for(largest_value, VALUE_LOG2)),
+        scale - (both << _FP32_FRACTION_BITS),
+    )

@@ -136,14 +136,14 @@ def _flags_agree(d: Descriptor) -> bool:
     return not d.transpose or (d.source == Source.KEPT and d.keep == Keep.NONE)
 
 
-def _static(d: Descriptor, config: NdpConfig, window: QueueWindow, *, bf16: bool) -> Status:
+def _static(d: Descriptor, config: NdpConfig, window: QueueWindow) -> Status:
     n, k, b = d.device_rows, d.device_columns, d.gpu_rows
     softmax = d.op == Op.SOFTMAX
     if d.type != Type.READ_COMPUTE:
         return Status.BAD_TYPE
     if d.op not in (Op.GEMV, Op.GEMM, Op.SOFTMAX):
         return Status.BAD_OP
-    if d.dtype != DType.FP16 and not (d.dtype == DType.BF16 and bf16):
+    if d.dtype not in (DType.FP16, DType.BF16):
         return Status.BAD_DTYPE
     if not _flags_agree(d):
         return Status.BAD_FLAGS
@@ -257,16 +257,13 @@ def check(
     chain: ChainState = ChainState(),
     scale: int = 0,
     exponents: Exponents = NO_EXPONENTS,
-    *,
-    bf16: bool = False,
 ) -> Verdict:
     """Judge descriptor ``d`` of a queue with ``window``, given what its chain left on the device.
 
     ``chain`` is the default for the first descriptor of a chain (and for one that is no chain); ``scale`` is the
-    softmax scale of the submission line, FP32 bits, and ``exponents`` are those beside it. A device without
-    ``bf16`` takes FP16 only.
+    softmax scale of the submission line, FP32 bits, and ``exponents`` are those beside it.
     """
-    status = _static(d, config, window, bf16=bf16)
+    status = _static(d, config, window)
     if status is not Status.OK:
         return Verdict(status)
     if not _scales_allowed(d, scale, exponents):

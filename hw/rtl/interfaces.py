@@ -5,21 +5,27 @@ Addresses inside the device are DPA in *words* of 64 bytes unless a name says by
 
 from __future__ import annotations
 
-from amaranth.hdl import unsigned
+from amaranth.hdl import signed, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
 from plora.hw.defs.descriptor import FIELDS
+from plora.hw.defs.queue import Exponents
 
 WORD_BITS = 8 * WORD_BYTES
 STATUS_BITS = 8
 NUMERIC_BITS = 2
 QUEUE_BITS = 6
 SCALE_BITS = 32
+OPERAND_EXPONENT_BITS = 8
 
 descriptor_layout = data.StructLayout({field.name: unsigned(field.width) for field in FIELDS})
 """The 204-bit descriptor, bit for bit as in memory."""
+
+
+exponents_layout = data.StructLayout({name: signed(OPERAND_EXPONENT_BITS) for name in Exponents._fields})
+"""The powers of two of a BF16 descriptor, byte for byte as in the submission line."""
 
 
 def word_address_bits(config: NdpConfig) -> int:
@@ -34,6 +40,7 @@ def fetched_layout(config: NdpConfig) -> data.StructLayout:
             "descriptor": descriptor_layout,
             # The softmax scale that came with it, FP32.
             "scale": SCALE_BITS,
+            "exponents": exponents_layout,
             "queue": QUEUE_BITS,
             # First of a chain (or no chain at all): the decoder forgets the chain before it.
             "first": 1,
@@ -115,6 +122,7 @@ class LineWritePort(wiring.Signature):
 
 __all__ = [
     "NUMERIC_BITS",
+    "OPERAND_EXPONENT_BITS",
     "QUEUE_BITS",
     "SCALE_BITS",
     "STATUS_BITS",
@@ -123,6 +131,7 @@ __all__ = [
     "ReadPort",
     "completed_layout",
     "descriptor_layout",
+    "exponents_layout",
     "fetched_layout",
     "line_write_layout",
     "read_request_layout",

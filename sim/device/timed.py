@@ -72,7 +72,7 @@ class TimedDevice(FunctionalDevice):
     is in memory in the cycle that the model says.
 
     Parameters:
-        config, memory_bytes, fill, bf16: see `FunctionalDevice`.
+        config, memory_bytes, fill: see `FunctionalDevice`.
         timing: the memory behind its channels.
         path: how the host's lines reach it; a `LinkPort`, or by default the test bench's bus.
 
@@ -88,9 +88,8 @@ class TimedDevice(FunctionalDevice):
         *,
         path: HostPath | None = None,
         fill: int = 0,
-        bf16: bool = False,
     ) -> None:
-        super().__init__(config, memory_bytes, fill=fill, bf16=bf16)
+        super().__init__(config, memory_bytes, fill=fill)
         self._c = load_constants()
         self._kernel = DeviceKernel(
             config,

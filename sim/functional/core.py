@@ -102,13 +102,11 @@ class FunctionalCore:
 
     Parameters:
         config, memory: sizes of the device, and its memory.
-        bf16: the device takes BF16 (`plora.hw.defs.legality.check`).
     """
 
-    def __init__(self, config: NdpConfig, memory: SparseMemory, *, bf16: bool = False) -> None:
+    def __init__(self, config: NdpConfig, memory: SparseMemory) -> None:
         self._config = config
         self._memory = memory
-        self._bf16 = bf16
         self._chain = _Chain()
         self._aborted = False
 
@@ -152,7 +150,6 @@ class FunctionalCore:
             self._chain.state,
             softmax_scale,
             exponents,
-            bf16=self._bf16,
         )
         if verdict.status is Status.OK:
             self._chain.state = verdict.chain

@@ -96,7 +96,6 @@ class FunctionalDevice:
             ``config.dpa_bits`` can name). Memory is sparse: size costs nothing.
         reorder_seed: None, or the seed with which posted writes are delayed and shuffled until a fence.
         fill: value of memory bytes that were never written.
-        bf16: the device takes BF16 (`plora.hw.defs.legality.check`).
         memory: memory of ``memory_bytes`` to be used, whatever ``fill`` says.
 
     Raises:
@@ -110,7 +109,6 @@ class FunctionalDevice:
         *,
         reorder_seed: int | None = None,
         fill: int = 0,
-        bf16: bool = False,
         memory: SparseMemory | None = None,
     ) -> None:
         limit = 1 << config.dpa_bits
@@ -123,7 +121,7 @@ class FunctionalDevice:
         self.config = config
         self.memory = SparseMemory(size, fill) if memory is None else memory
         self._messages = MessageTable(config.queues)
-        self._core = FunctionalCore(config, self.memory, bf16=bf16)
+        self._core = FunctionalCore(config, self.memory)
         self._queues = [_Queue() for _ in range(config.queues)]
         self._globals = {
             "CHAIN_TIMEOUT": RESET_CHAIN_TIMEOUT,

@@ -39,7 +39,7 @@ class Bf16Results(NamedTuple):
     values: Bf16Array
     nan: BoolArray
     overflow: BoolArray
-    """Infinite, or NaN from infinite terms: an infinite operand counts as one out of range."""
+    """A sum too large, or an infinite term and no NaN one: an infinite operand counts as one out of range."""
 
 
 def from_float(values: npt.ArrayLike) -> Bf16Array:
@@ -67,8 +67,12 @@ def to_fp16(bits: Bf16Array, exponent: int) -> Fp16Array:
 
 
 def infinite_as_clipped(grid: Grid) -> Grid:
-    """Return sums of BF16 operands, infinite terms counted as those of finite operands out of range."""
-    return replace(grid, clipped=grid.clipped | grid.positive_infinity | grid.negative_infinity)
+    """Return sums of BF16 operands with infinite terms counted as those of finite operands out of range.
+
+    Not beside a NaN term: the result is NaN for that alone.
+    """
+    infinite = (grid.positive_infinity | grid.negative_infinity) & ~grid.nan
+    return replace(grid, clipped=grid.clipped | infinite)
 
 
 def grid_to_bf16(
@@ -99,7 +103,9 @@ def grid_to_bf16(
     bits = np.where(any_infinity | too_large, INFINITY, bits)
     sign = np.where(any_infinity, grid.negative_infinity, negative)
     bits = np.where(nan, NAN, bits | sign.astype(np.int64) << 15)
-    return Bf16Results(bits.astype(np.uint16), nan, grid.clipped | any_infinity | (too_large & ~nan))
+    return Bf16Results(
+        bits.astype(np.uint16), nan, infinite_as_clipped(grid).clipped | (too_large & ~any_infinity & ~nan)
+    )
 
 
 def golden_gemm_bf16(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
 import numpy as np
 
-from plora.sim.functional.layout import Matrix
+from plora.hw.defs.descriptor import DType
+from plora.sim.golden.bf16 import to_float
 from plora.sw.attention.layout import KvLayout
 from plora.sw.attention.merge import Float64, Partial, merge
-from plora.sw.attention.plan import AttentionChain, plan_attention
-from plora.sw.matrix import slots_of
+from plora.sw.attention.plan import AttentionChain, AttentionStep, plan_attention
+from plora.sw.matrix import ARRAY_TYPES, Values, slots_of
 from plora.sw.queue_pair import Request, Ticket
+from plora.sw.scaling import AttentionScaling
 from plora.sw.session import Session
 
 
@@ -37,7 +39,7 @@ class DevicePart:
     head: int
     """KV head."""
     chain: AttentionChain
-    o: Matrix
+    o: Values
     """(rows, head_dim) as the device wrote it."""
     partial: Partial
 
@@ -65,18 +67,20 @@ class _Submitted:
     session: Session
     chain: AttentionChain
     tickets: tuple[Ticket, ...]
+    dtype: DType
 
     def collect(self, head_dim: int) -> DevicePart:
         """Wait for the chain."""
-        o = np.empty((len(self.chain.rows), head_dim), np.float16)
+        o: Values = np.empty((len(self.chain.rows), head_dim), ARRAY_TYPES[self.dtype])
         for step, ticket in zip(self.chain.steps, self.tickets, strict=True):
             self.session.queue.wait_for(ticket)
             if step.dims is not None:
                 assert ticket.result is not None, "a completed descriptor without keep and acc_out has a result"
-                o[:, step.dims.start : step.dims.stop] = ticket.result
+                o[:, step.dims.start : step.dims.stop] = ticket.result.view(o.dtype)
         anchors = self.tickets[-1].anchors
         assert anchors is not None, "the last descriptor of a chain is a transposed one"
-        return DevicePart(self.device, self.head, self.chain, o, Partial.from_device(o, anchors))
+        numbers = to_float(o) if self.dtype == DType.BF16 else o
+        return DevicePart(self.device, self.head, self.chain, o, Partial.from_device(numbers, anchors))
 
 
 @dataclass(frozen=True)
@@ -120,32 +124,54 @@ class Attending:
         )
 
 
-def begin(places: Sequence[Sequence[HeadPlace]], q: Matrix, scale: int) -> Attending:
-    """Submit attention of ``q`` (heads, head_dim) to every device: one `HeadPlace` for each device and KV head.
+@dataclass(frozen=True)
+class Queries:
+    """What is asked of the devices."""
+
+    q: Values
+    """(heads, head_dim)."""
+    dtype: DType
+    scaling: AttentionScaling
+    """Of FP16 the softmax scale alone counts."""
+
+    def request(self, step: AttentionStep, rows: Values) -> Request:
+        """The request of one step of a chain for these rows of q."""
+        return Request(
+            replace(step.descriptor, dtype=self.dtype),
+            rows if step.takes_queries else None,
+            self.scaling.scale,
+            self.scaling.values if step.descriptor.transpose else self.scaling.scores,
+        )
+
+
+def begin(places: Sequence[Sequence[HeadPlace]], asked: Queries) -> Attending:
+    """Submit attention to every device: one `HeadPlace` for each device and KV head.
 
     Raises:
         DeviceError: a device failed.
     """
     kv_heads = len(places[0])
-    group = len(q) // kv_heads
-    queries = [np.ascontiguousarray(q[head * group : (head + 1) * group]) for head in range(kv_heads)]
-    submitted = [chain for device, heads in enumerate(places) for chain in _submit(device, heads, queries, scale)]
-    return Attending(len(places), kv_heads, group, q.shape[1], tuple(submitted))
+    group = len(asked.q) // kv_heads
+    submitted = [chain for device, heads in enumerate(places) for chain in _submit(device, heads, asked)]
+    return Attending(len(places), kv_heads, group, asked.q.shape[1], tuple(submitted))
 
 
-def _submit(device: int, heads: Sequence[HeadPlace], queries: Sequence[Matrix], scale: int) -> list[_Submitted]:
+def _submit(device: int, heads: Sequence[HeadPlace], asked: Queries) -> list[_Submitted]:
+    group = len(asked.q) // len(heads)
     chains: list[tuple[int, AttentionChain]] = []
     requests: list[Request] = []
-    for head, (place, q) in enumerate(zip(heads, queries, strict=True)):
+    for head, place in enumerate(heads):
+        q = np.ascontiguousarray(asked.q[head * group : (head + 1) * group])
         slots = slots_of(place.session.queue)
         for chain in plan_attention(place.layout, place.tiles, place.tokens, len(q), slots):
             rows = q[chain.rows.start : chain.rows.stop]
-            requests += [Request(step.descriptor, rows if step.takes_queries else None, scale) for step in chain.steps]
+            requests += [asked.request(step, rows) for step in chain.steps]
             chains.append((head, chain))
     if not requests:
         return []
     session = heads[0].session
     tickets = iter(session.queue.submit(requests))
     return [
-        _Submitted(device, head, session, chain, tuple(next(tickets) for _ in chain.steps)) for head, chain in chains
+        _Submitted(device, head, session, chain, tuple(next(tickets) for _ in chain.steps), asked.dtype)
+        for head, chain in chains
     ]

@@ -105,7 +105,7 @@ class KvLayout:
             yield self.value_offset(group, 0), ceil_div(tokens, DOT_LANES) * self.config.stripe_bytes
 
     def writes(self, start: int, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> Iterator[Write]:
-        """What to store where for ``keys`` and ``values`` (tokens x head_dim, FP16) from token ``start`` of the tile.
+        """What to store where for ``keys`` and ``values`` (tokens x head_dim) from token ``start`` of the tile.
 
         Nothing of an earlier token is written. Words that hold nothing but the new tokens are written whole.
         """

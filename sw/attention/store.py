@@ -6,17 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from plora.hw.defs.config import DOT_LANES, NdpConfig
+from plora.hw.defs.descriptor import DType
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.legality import kept_column_limit
 from plora.hw.defs.packing import ceil_div
-from plora.sw.attention.attend import Attended, Attending, HeadPlace, begin
+from plora.hw.defs.queue import NO_EXPONENTS
+from plora.sw.attention.attend import Attended, Attending, HeadPlace, Queries, begin
 from plora.sw.attention.layout import KvLayout, token_granule, widest_tile
 from plora.sw.attention.merge import Partial
+from plora.sw.matrix import ARRAY_TYPES
 from plora.sw.memory import Region
+from plora.sw.scaling import AttentionScaling, attention_scaling, largest_magnitude
 from plora.sw.session import Session
 
 
@@ -50,6 +53,7 @@ class KvStore:
         tile_tokens: tokens for which memory is taken at a time, on each device and for each head
             (default: as many as one descriptor covers, `plora.sw.attention.layout`).
         name: of the sequence, for messages.
+        dtype: of keys, values and queries; BF16 as bit patterns (``numpy.uint16``).
 
     Raises:
         UserError: no device, or a size that the devices do not take.
@@ -64,13 +68,16 @@ class KvStore:
         layers: int = 1,
         tile_tokens: int | None = None,
         name: str = "sequence",
+        dtype: DType = DType.FP16,
     ) -> None:
         if not devices or kv_heads < 1 or layers < 1:
             raise UserError(
                 f"KV cache of {name}: {layers} layers of {kv_heads} KV heads on {len(devices)} devices: choose at"
                 " least one of each"
             )
-        self.head_dim, self.kv_heads, self.layers, self.name = head_dim, kv_heads, layers, name
+        self.head_dim, self.kv_heads, self.layers, self.name, self.dtype = head_dim, kv_heads, layers, name, dtype
+        self._largest = [(0.0, 0.0)] * layers
+        """Largest magnitudes of the BF16 keys and values that a layer ever had."""
         self._tile_tokens = tile_tokens
         self._devices = tuple(devices)
         self._layouts = tuple(_layout(session, head_dim, tile_tokens) for session in devices)
@@ -100,7 +107,7 @@ class KvStore:
     # --- growing and shrinking --------------------------------------------------------------------------
 
     def append(self, keys: npt.NDArray[Any], values: npt.NDArray[Any], layer: int = 0) -> None:
-        """Add tokens to ``layer``: keys and values are (tokens, kv_heads, head_dim), FP16.
+        """Add tokens to ``layer``: keys and values are (tokens, kv_heads, head_dim).
 
         They are in device memory once the next submission's fence returned. With 16 channels a token is written as
         whole words of 64 bytes.
@@ -110,10 +117,11 @@ class KvStore:
         """
         wanted = (self.kv_heads, self.head_dim)
         for what, array in (("keys", keys), ("values", values)):
-            if array.dtype != np.float16 or array.ndim != 3 or array.shape[1:] != wanted or len(array) != len(keys):
+            right_type = array.dtype == ARRAY_TYPES[self.dtype]
+            if not right_type or array.ndim != 3 or array.shape[1:] != wanted or len(array) != len(keys):
                 raise UserError(
-                    f"KV cache of {self.name}: {what} are a {array.dtype} array of shape {array.shape}; give FP16 of"
-                    f" shape ({len(keys)}, {self.kv_heads}, {self.head_dim})"
+                    f"KV cache of {self.name}: {what} are a {array.dtype} array of shape {array.shape}; give"
+                    f" {self.dtype.name} of shape ({len(keys)}, {self.kv_heads}, {self.head_dim})"
                 )
         if not len(keys):
             return
@@ -124,6 +132,9 @@ class KvStore:
             for head in range(self.kv_heads):
                 self._store(layer, head, device, keys[mine, head], values[mine, head])
         self._tokens[layer] += len(keys)
+        if self.dtype == DType.BF16:
+            key, value = self._largest[layer]
+            self._largest[layer] = max(key, largest_magnitude(keys)), max(value, largest_magnitude(values))
 
     def _share(self, tokens: int, device: int) -> int:
         """How many of the first ``tokens`` tokens lie on ``device``."""
@@ -208,8 +219,9 @@ class KvStore:
             layers=self.layers,
             tile_tokens=self._tile_tokens,
             name=name,
+            dtype=self.dtype,
         )
-        other._tokens = list(self._tokens)
+        other._tokens, other._largest = list(self._tokens), list(self._largest)
         for (_, _, mine), (_, _, theirs) in zip(self._all_heads(), other._all_heads(), strict=True):
             theirs.tokens, theirs.tiles = mine.tokens, list(mine.tiles)
             for tile in mine.tiles:
@@ -224,17 +236,18 @@ class KvStore:
         So the devices can be given work of several sequences before the first is waited for.
 
         Parameters:
-            q: (heads, head_dim), FP16; query heads ``h * G ... (h + 1) * G - 1`` use KV head h.
+            q: (heads, head_dim); query heads ``h * G ... (h + 1) * G - 1`` use KV head h.
             scale: softmax scale, FP32 bits (`plora.hw.defs.queue.ordinary_softmax_scale`).
 
         Raises:
             UserError: another shape or type of q.
             DeviceError: a device failed.
         """
-        if q.dtype != np.float16 or q.ndim != 2 or q.shape[1] != self.head_dim or not len(q) or len(q) % self.kv_heads:
+        right_type = q.dtype == ARRAY_TYPES[self.dtype]
+        if not right_type or q.ndim != 2 or q.shape[1] != self.head_dim or not len(q) or len(q) % self.kv_heads:
             raise UserError(
-                f"queries are a {q.dtype} array of shape {q.shape}; give FP16 of shape (n * {self.kv_heads},"
-                f" {self.head_dim})"
+                f"queries are a {q.dtype} array of shape {q.shape}; give {self.dtype.name} of shape"
+                f" (n * {self.kv_heads}, {self.head_dim})"
             )
         places = [
             [
@@ -245,7 +258,13 @@ class KvStore:
             ]
             for device, (session, layout) in enumerate(zip(self._devices, self._layouts, strict=True))
         ]
-        return begin(places, q, scale)
+        return begin(places, Queries(q, self.dtype, self.scaling(q, scale, layer)))
+
+    def scaling(self, q: npt.NDArray[Any], scale: int, layer: int = 0) -> AttentionScaling:
+        """How queries ``q`` and the cache are scaled on the devices: not at all if they are FP16."""
+        if self.dtype == DType.BF16:
+            return attention_scaling(q, *self._largest[layer], scale)
+        return AttentionScaling(NO_EXPONENTS, NO_EXPONENTS, scale)
 
     def attend(
         self, q: npt.NDArray[Any], scale: int, layer: int = 0, *, others: Sequence[Sequence[Partial]] = ()

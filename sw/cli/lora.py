@@ -118,7 +118,7 @@ def _open_device(name: str, config: NdpConfig, seed: int) -> tuple[DevicePort, i
         return rtl, rtl.memory.size
     from plora.sim.functional import FunctionalDevice
 
-    model = FunctionalDevice(config, bf16=True)
+    model = FunctionalDevice(config)
     return model, model.memory.size_bytes
 
 

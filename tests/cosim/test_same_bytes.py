@@ -17,14 +17,14 @@ import pytest
 
 from plora.hw.cosim.device import ResponseOrder, RtlDevice
 from plora.hw.defs.config import NdpConfig, preset
-from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
+from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
 from plora.hw.defs.packing import pack_geometry
-from plora.hw.defs.queue import LINE_BYTES, Completion
+from plora.hw.defs.queue import LINE_BYTES, MAX_OPERAND_EXPONENT, NO_EXPONENTS, Completion, Exponents
 from plora.hw.defs.registers import queue_offset
 from plora.hw.defs.status import Status
 from plora.sim.functional import FunctionalDevice
 from plora.sim.functional.layout import Matrix, pack_operand
-from plora.sw.matrix import multiply, multiply_twice, store_matrix
+from plora.sw.matrix import PlacedMatrix, multiply, multiply_twice, store_matrix
 from plora.sw.queue_pair import Request, Ticket
 from plora.sw.session import Session, open_session
 from plora.sw.tiling import SlotSizes
@@ -135,9 +135,15 @@ class Stream:
             gpu_rows=b,
             gpu_columns=k,
         )
+        # The same patterns are other values in BF16: of all sizes, with exponents to match.
+        exponents = NO_EXPONENTS
+        if self.rng.random() < 0.3:
+            fields["dtype"] = DType.BF16
+            most = MAX_OPERAND_EXPONENT + (self.rng.random() < self.fault_rate)
+            exponents = Exponents(*(self.rng.choice([0, 2, -3, 5, most]) for _ in range(3)))
         d = replace(d, **fields)
         operand = values(self.rng, b, k) if d.source == Source.SLOT else None
-        return Request(self.spoil(d) if self.rng.random() < self.fault_rate else d, operand)
+        return Request(self.spoil(d) if self.rng.random() < self.fault_rate else d, operand, exponents=exponents)
 
     def spoil(self, d: Descriptor) -> Descriptor:
         """Change one field to anything."""
@@ -214,7 +220,7 @@ class Stream:
             submission = [request for _ in range(self.rng.randint(1, 3)) for request in self.chain()]
             # The host may not end a submission inside a chain, whatever the fault.
             last = submission[-1]
-            submission[-1] = Request(replace(last.descriptor, chain=0), last.operand)
+            submission[-1] = replace(last, descriptor=replace(last.descriptor, chain=0))
             tickets += queue.submit(submission)
         queue.drain()
         return tickets
@@ -250,20 +256,26 @@ def test_a_single_wrong_byte_would_be_seen() -> None:
 # --- what users do ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
 @pytest.mark.parametrize("manners", [CALM, ROUGH], ids=["calm", "rough"])
-def test_products_and_adapters_of_awkward_sizes(manners: dict[str, Any]) -> None:
+def test_products_and_adapters_of_awkward_sizes(manners: dict[str, Any], dtype: DType) -> None:
     shapes = [(1, 1, 1), (70, 513, 3), (3, 1100, 3), (300, 20, 9)]
     adapters = [(8, 64, 160, 5), (40, 300, 70, 9), (200, 60, 33, 2), (4, 1500, 20, 3)]
 
     def scenario(session: Session) -> list[Ticket]:
         rng = random.Random(5)
+
+        def matrix(rows: int, columns: int) -> Any:
+            bits = values(rng, rows, columns)
+            return bits.view(np.uint16) if dtype == DType.BF16 else bits
+
+        def store(rows: int, columns: int) -> PlacedMatrix:
+            return store_matrix(session.driver, session.allocator, matrix(rows, columns), "w", dtype)
+
         for n, k, b in shapes:
-            w = store_matrix(session.driver, session.allocator, values(rng, n, k), "w")
-            multiply(session.queue, w, values(rng, b, k))
+            multiply(session.queue, store(n, k), matrix(b, k))
         for rank, k, n, batch in adapters:
-            a = store_matrix(session.driver, session.allocator, values(rng, rank, k), "a")
-            b_matrix = store_matrix(session.driver, session.allocator, values(rng, n, rank), "b")
-            multiply_twice(session.queue, a, b_matrix, values(rng, batch, k))
+            multiply_twice(session.queue, store(rank, k), store(n, rank), matrix(batch, k))
         return []
 
     both(scenario, 7, slots=SlotSizes(13, 13), **manners)

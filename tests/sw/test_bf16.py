@@ -28,8 +28,8 @@ TINY = preset("tiny")
 Bits = npt.NDArray[np.uint16]
 
 
-def session(config: NdpConfig = TINY, *, bf16: bool = True) -> Session:
-    device = FunctionalDevice(config, fill=0xA5, bf16=bf16)
+def session(config: NdpConfig = TINY) -> Session:
+    device = FunctionalDevice(config, fill=0xA5)
     return open_session(device, memory_bytes=device.memory.size_bytes, depth=6)
 
 
@@ -124,12 +124,6 @@ def test_types_are_not_mixed() -> None:
     b = store_matrix(s.driver, s.allocator, np.zeros((3, 2), np.float16), "b")
     with pytest.raises(UserError, match="A is BF16 and B FP16"):
         multiply_twice(s.queue, store(s, values(1, 2, 4)), b, values(2, 1, 4))
-
-
-def test_a_device_without_bf16_says_so() -> None:
-    s = session(bf16=False)
-    with pytest.raises(Exception, match="BAD_DTYPE"):
-        multiply(s.queue, store(s, values(1, 3, 4)), values(2, 1, 4))
 
 
 def module(a: npt.ArrayLike, b: npt.ArrayLike, scaling: float = 2.0) -> LoraModule:

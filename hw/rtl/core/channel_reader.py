@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from plora.hw.defs.config import NdpConfig
 from plora.hw.rtl.core.bursts import LENGTH_BITS, burst_layout
-from plora.hw.rtl.core.job import JOB_SLOT_BITS
+from plora.hw.rtl.core.job import JOB_SLOT_BITS, JOB_SLOTS
 from plora.hw.rtl.core.queue import StreamQueue
-from plora.hw.rtl.interfaces import WORD_BITS, read_request_layout, read_response_layout
+from plora.hw.rtl.interfaces import OPERAND_EXPONENT_BITS, WORD_BITS, read_request_layout, read_response_layout
 
 BURSTS_IN_FLIGHT = 8
 """Bursts of a channel that were asked for and not answered to the end. Of full bursts, enough for a
@@ -31,14 +31,25 @@ word_layout = data.StructLayout(
 """A word that arrived; the fields but ``valid`` as in `plora.hw.rtl.core.bursts.burst_layout`."""
 
 
+conversion_layout = data.StructLayout(
+    {"bf16": 1, "operand": signed(OPERAND_EXPONENT_BITS), "device": signed(OPERAND_EXPONENT_BITS)}
+)
+"""What is done to the words of a job: whether its operands are BF16, and the exponents of both."""
+
+
 class ChannelReader(wiring.Component):
     """Sends bursts to one channel and labels the words that come back, in the order of the bursts.
+
+    Beside each word goes how it is to be converted (`plora.hw.rtl.pe.converter.WordConverter`). That comes from
+    registers, which are loaded with the label of the burst, as early as its first word can come.
 
     Ports:
         bursts: taken while fewer than `BURSTS_IN_FLIGHT` are in flight.
         request, response_valid, response: the channel's `plora.hw.rtl.interfaces.ReadPort`, piece by piece
             (a port that is always ready cannot stand at the border of an emitted module).
+        conversions: by job slot; must stand from the job's first burst to its last word.
         word: the word that arrives in this cycle. It passes within the cycle.
+        bf16, exponent: of that word.
     """
 
     def __init__(self, config: NdpConfig) -> None:
@@ -49,7 +60,10 @@ class ChannelReader(wiring.Component):
                 "request": Out(stream.Signature(read_request_layout(config))),
                 "response_valid": In(1),
                 "response": In(read_response_layout),
+                "conversions": In(conversion_layout).array(JOB_SLOTS),
                 "word": Out(word_layout),
+                "bf16": Out(1),
+                "exponent": Out(signed(OPERAND_EXPONENT_BITS)),
             }
         )
 
@@ -60,9 +74,24 @@ class ChannelReader(wiring.Component):
         m.submodules.requests = requests = StreamQueue(read_request_layout(self._config), 2)
         m.submodules.labels = labels = StreamQueue(label, BURSTS_IN_FLIGHT)
         connect(m, requests.output, flipped(self.request))
-        expected = labels.output.payload
+        # The burst whose words come now is out of the queue.
+        under_way = Signal()
+        expected, conversion = Signal(label, reset_less=True), Signal(conversion_layout)
+        following, finished = labels.output.payload, Signal()
+        with m.Switch(following.slot):
+            for slot, candidate in enumerate(self.conversions):
+                with m.Case(slot):
+                    m.d.comb += conversion.eq(candidate)
+        m.d.comb += labels.output.ready.eq(~under_way | finished)
+        with m.If(labels.output.ready):
+            m.d.sync += [
+                under_way.eq(labels.output.valid),
+                expected.eq(following),
+                self.bf16.eq(conversion.bf16),
+                self.exponent.eq(Mux(following.operand, conversion.operand, conversion.device)),
+            ]
         m.d.comb += [
-            self.bursts.ready.eq(requests.input.ready & labels.input.ready),
+            self.bursts.ready.eq(requests.input.ready & (labels.level + under_way != BURSTS_IN_FLIGHT)),
             requests.input.valid.eq(self.bursts.valid & self.bursts.ready),
             requests.input.payload.address.eq(burst.address),
             requests.input.payload.length.eq(burst.length),
@@ -82,7 +111,7 @@ class ChannelReader(wiring.Component):
             self.word.end.eq(expected.end & last),
             self.word.data.eq(self.response.data),
             self.word.error.eq(self.response.error),
-            labels.output.ready.eq(self.response_valid & last),
+            finished.eq(self.response_valid & last),
         ]
         with m.If(self.response_valid):
             m.d.sync += index.eq(index + 1)

@@ -69,6 +69,8 @@ class ResultCollector(wiring.Component):
             write.lanes.eq((exists << lane)[:WORD_VALUES]),
             write.second_row.eq(results.second_row),
             write.anchors.eq(results.anchors),
+            write.bf16.eq(tag.bf16),
+            write.exponent.eq(tag.exponent),
         ]
         for row in range(PE_ROWS):
             m.d.sync += write.data[row].eq(self._lanes(results.values[row], tag.split_log2))

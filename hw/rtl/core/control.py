@@ -12,6 +12,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.status import Status
 from plora.hw.rtl.core.bursts import burst_layout
+from plora.hw.rtl.core.channel_reader import conversion_layout
 from plora.hw.rtl.core.collector import collected_layout
 from plora.hw.rtl.core.dram_buffer import position_bits
 from plora.hw.rtl.core.gate import JobGate
@@ -57,6 +58,7 @@ class ControlUnit(wiring.Component):
     Ports:
         decoded: from the decoder.
         operand_bursts, weight_bursts: what is to be read from all channels.
+        conversions: for each job slot, what is done to the words of its operands.
         placements, arrivals, arrived, issue, weights_freed: see the buffers, the sequencer and the feeder.
         failures: reads that memory failed, one a channel.
         collected: of the result collector.
@@ -75,6 +77,7 @@ class ControlUnit(wiring.Component):
                 "decoded": In(stream.Signature(decoded_layout(config))),
                 "operand_bursts": Out(bursts),
                 "weight_bursts": Out(bursts),
+                "conversions": Out(conversion_layout).array(JOB_SLOTS),
                 "placements": Out(placement_layout(config)).array(JOB_SLOTS),
                 "arrivals": In(ARRIVALS_BITS),
                 "arrived": In(position_bits(config)),
@@ -127,8 +130,17 @@ class ControlUnit(wiring.Component):
             loader.input.payload.slot.eq(slot),
         ]
         m.d.sync += slots_used.eq(slots_used + accept_job - sequencer.ended.valid)
+        work = decoded.payload.work
         with m.If(accept_job):
             m.d.sync += slot.eq(next_index(slot, JOB_SLOTS))
+            with m.Switch(slot):
+                for index, conversion in enumerate(self.conversions):
+                    with m.Case(index):
+                        m.d.sync += [
+                            conversion.bf16.eq(work.bf16),
+                            conversion.operand.eq(work.exponents.operand),
+                            conversion.device.eq(work.exponents.device),
+                        ]
 
         # Loader: each job to the weight reader and to the gate, which have room for one in every slot.
         placed = loader.output.payload

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module
+from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import connect, flipped
 
 from plora.hw.build.platform import add_shared
 from plora.hw.defs.config import NdpConfig
 from plora.hw.rtl.core.bursts import BurstBroadcast
-from plora.hw.rtl.core.channel_reader import ChannelReader
+from plora.hw.rtl.core.channel_reader import ChannelReader, word_layout
 from plora.hw.rtl.core.collector import ResultCollector
 from plora.hw.rtl.core.control import ControlUnit
 from plora.hw.rtl.core.counters import Counters
@@ -24,6 +24,7 @@ from plora.hw.rtl.core.result_writer import ResultWriter
 from plora.hw.rtl.core.signature import NdpCoreSignature
 from plora.hw.rtl.core.softmax_path import SoftmaxPath
 from plora.hw.rtl.pe.array import PeArray
+from plora.hw.rtl.pe.converter import WordConverter
 
 FEEDER, COLLECTOR = range(2)
 """Who reads the states of the softmax unit."""
@@ -38,7 +39,8 @@ class NdpCore(wiring.Component):
                                                     |   |  ^
                      bursts <-----------------------+   |  +------------------ ResultWriter -> write
                        v                                |                           ^
-        read <-> ChannelReader per channel -+-> DramBuffer --+                      |
+        read <-> ChannelReader, WordConverter
+                               per channel -+-> DramBuffer --+                      |
                                             +-> InputBuffer -+-> BeatFeeder -> PeArray -> SoftmaxPath
                                                   kept words |                                |
                                                   and terms  +--- OutputBuffer <-- ResultCollector
@@ -86,13 +88,22 @@ class NdpCore(wiring.Component):
             reader = ChannelReader(config)
             add_shared(m, platform, f"reader_{channel}", f"channel_reader_{config.name}", reader)
             connect(m, broadcast.channels[channel], reader.bursts)
+            converter = WordConverter()
+            add_shared(m, platform, f"converter_{channel}", "word_converter", converter)
+            word = Signal(word_layout, name=f"word_{channel}")
             port, failure = self.read[channel], control.failures[channel]
             connect(m, reader.request, flipped(port.request))
             m.d.comb += [
                 reader.response_valid.eq(port.response.valid),
                 reader.response.eq(port.response.payload),
-                dram_buffer.words[channel].eq(reader.word),
-                input_buffer.words[channel].eq(reader.word),
+                converter.data.eq(reader.word.data),
+                converter.bf16.eq(reader.bf16),
+                converter.exponent.eq(reader.exponent),
+                word.eq(reader.word),
+                word.data.eq(converter.converted),
+                dram_buffer.words[channel].eq(word),
+                input_buffer.words[channel].eq(word),
+                *(own.eq(given) for own, given in zip(reader.conversions, control.conversions, strict=True)),
                 failure.valid.eq(reader.word.valid & reader.word.error),
                 failure.slot.eq(reader.word.slot),
             ]

@@ -20,7 +20,14 @@ from plora.hw.defs.config import (
     NdpConfig,
 )
 from plora.hw.defs.descriptor import DType, Keep, Op, Source, Type, field
-from plora.hw.defs.queue import RESULT_OFFSET, SCALE_MAX_EXPONENT, SCALE_MIN_EXPONENT, operand_offset
+from plora.hw.defs.queue import (
+    MAX_OPERAND_EXPONENT,
+    RESULT_OFFSET,
+    SCALE_MAX_EXPONENT,
+    SCALE_MIN_EXPONENT,
+    Exponents,
+    operand_offset,
+)
 from plora.hw.defs.status import CHECK_ORDER, Status
 from plora.hw.rtl.core.divider import SequentialDivider
 from plora.hw.rtl.core.job import (
@@ -251,6 +258,8 @@ class Decoder(wiring.Component):
             work.softmax.eq(d.op == Op.SOFTMAX),
             work.begins.eq(d.keep == Keep.NEW),
             work.scale.eq(fetched.scale[SCALE_IGNORED_BITS:]),
+            work.bf16.eq(d.dtype == DType.BF16),
+            work.exponents.eq(fetched.exponents),
         ]
         with m.If(d.acc_out):
             m.d.comb += work.destination.eq(Destination.ACCUMULATORS)
@@ -352,7 +361,7 @@ class Decoder(wiring.Component):
         conditions: dict[Status, Value] = {
             Status.BAD_TYPE: d.type != Type.READ_COMPUTE,
             Status.BAD_OP: (d.op != Op.GEMV) & (d.op != Op.GEMM) & ~softmax,
-            Status.BAD_DTYPE: d.dtype != DType.FP16,
+            Status.BAD_DTYPE: (d.dtype != DType.FP16) & (d.dtype != DType.BF16),
             Status.BAD_FLAGS: (d.source > Source.CHAIN)
             | (d.keep > Keep.APPEND)
             | (held & ~d.chain)
@@ -386,8 +395,17 @@ class Decoder(wiring.Component):
             Status.WEIGHTS_TOO_LARGE: (g.pairs > 1) & (g.beats > config.dram_buffer_stripes),
             Status.SLOT_OVERFLOW: (from_slot & (operand_end > 1 << fetched.submission_slot_log2))
             | (~held & (result_end > 1 << fetched.result_slot_log2)),
-            Status.BAD_SCALE: softmax
-            & ((scale_exponent < FP32_BIAS + SCALE_MIN_EXPONENT) | (scale_exponent > FP32_BIAS + SCALE_MAX_EXPONENT)),
+            Status.BAD_SCALE: (
+                softmax
+                & (
+                    (scale_exponent < FP32_BIAS + SCALE_MIN_EXPONENT)
+                    | (scale_exponent > FP32_BIAS + SCALE_MAX_EXPONENT)
+                )
+            )
+            | (
+                (d.dtype == DType.BF16)
+                & Cat(fetched.exponents[name] > MAX_OPERAND_EXPONENT for name in Exponents._fields).any()
+            ),
             Status.CHAIN_BROKEN: (d.acc_in != (chain.acc_rows != 0))
             | (d.acc_in & ~sums_alike)
             | (from_kept & ~kept_alike)

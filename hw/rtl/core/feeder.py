@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -14,11 +14,16 @@ from plora.hw.rtl.core.output_buffer import word_anchors_layout
 from plora.hw.rtl.core.spreader import OperandSpreader, expand_parts, repeat_for_taps
 from plora.hw.rtl.interfaces import WORD_BITS
 from plora.hw.rtl.pe.array import TAP_BITS, beat_layout, pause_bits, split_bits
-from plora.hw.rtl.pe.drain import OFFSET_BITS
+from plora.hw.rtl.pe.drain import OFFSET_BITS, SCALE_BITS
 from plora.hw.rtl.sfu.p_scaler import PScaler
 from plora.hw.rtl.sfu.row_state import state_layout
 
 LANE_BITS = (WORD_VALUES - 1).bit_length()
+
+_PASSED_ON = (
+    *("tap", "split_log2", "token_wise", "pause", "bf16", "from_bf16", "exponent"),
+    *("first", "last", "second_row", "tag"),
+)
 
 
 def beat_control_layout(config: NdpConfig) -> data.StructLayout:
@@ -48,6 +53,9 @@ def beat_control_layout(config: NdpConfig) -> data.StructLayout:
             "split_log2": split_bits(config),
             "token_wise": 1,
             "pause": pause_bits(config),
+            "bf16": 1,
+            "from_bf16": 1,
+            "exponent": signed(SCALE_BITS),
             "first": 1,
             "last": 1,
             "second_row": 1,
@@ -167,7 +175,7 @@ class BeatFeeder(wiring.Component):
             with m.If(advance):
                 m.d.sync += offset.eq(Mux(control.token_wise, shift, 0))
             m.d.comb += beat.offsets[row].eq(offset)
-        for name in ("tap", "split_log2", "token_wise", "pause", "first", "last", "second_row", "tag"):
+        for name in _PASSED_ON:
             value = Signal.like(control[name], name=name, reset_less=True)
             with m.If(advance):
                 m.d.sync += value.eq(control[name])

@@ -22,7 +22,14 @@ from plora.hw.defs.config import (
 )
 from plora.hw.defs.descriptor import MAX_OPERAND_BYTES
 from plora.hw.defs.packing import ceil_div
-from plora.hw.rtl.interfaces import QUEUE_BITS, SCALE_BITS, STATUS_BITS, descriptor_layout, word_address_bits
+from plora.hw.rtl.interfaces import (
+    QUEUE_BITS,
+    SCALE_BITS,
+    STATUS_BITS,
+    descriptor_layout,
+    exponents_layout,
+    word_address_bits,
+)
 from plora.hw.rtl.pe.array import TAP_BITS, split_bits
 
 JOB_SLOTS = 4
@@ -135,6 +142,8 @@ def work_layout(config: NdpConfig) -> data.StructLayout:
     softmax               1: the results are scores, and pass the softmax unit
     begins                1: they begin the rows of that unit anew
     scale                 highest bits of the softmax scale
+    bf16                  1: operands are BF16, and results that are no scores too
+    exponents             powers of two of its operands and of a kept result
     ====================  ==============================================================================
     """
     stripes = unsigned(stripe_count_bits(config))
@@ -167,6 +176,8 @@ def work_layout(config: NdpConfig) -> data.StructLayout:
             "softmax": 1,
             "begins": 1,
             "scale": SCALE_USED_BITS,
+            "bf16": 1,
+            "exponents": exponents_layout,
         }
     )
 
@@ -218,6 +229,8 @@ def result_tag_layout(config: NdpConfig) -> data.StructLayout:
     softmax     1: the results are scores, and pass the softmax unit
     begins      1: they begin the two rows of that unit anew
     scale       of the scores
+    bf16        1: the results are BF16
+    exponent    of the power of two by which they are multiplied where they are kept
     anchor      1: the last group of a token-wise job: the rows' anchors follow in the next word
     end         1: the job's last results
     ==========  ========================================================================================
@@ -233,6 +246,8 @@ def result_tag_layout(config: NdpConfig) -> data.StructLayout:
             "softmax": 1,
             "begins": 1,
             "scale": SCALE_USED_BITS,
+            "bf16": 1,
+            "exponent": exponents_layout["kept"].shape,
             "anchor": 1,
             "end": 1,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -10,7 +10,8 @@ from plora.hw.build.platform import add_shared
 from plora.hw.defs.config import PE_ROWS, WORD_VALUES, NdpConfig
 from plora.hw.rtl.core.job import REGION_BITS, RESULT_HALVES, Region, result_address_bits
 from plora.hw.rtl.core.sram import Sram
-from plora.hw.rtl.interfaces import WORD_BITS
+from plora.hw.rtl.interfaces import OPERAND_EXPONENT_BITS, WORD_BITS
+from plora.hw.rtl.pe.converter import WordConverter
 from plora.hw.rtl.sfu.score_scale import ANCHOR_BITS
 
 VALUE_BITS = WORD_BITS // WORD_VALUES
@@ -20,7 +21,8 @@ assert ANCHOR_BITS == VALUE_BITS
 def result_write_layout(config: NdpConfig) -> data.StructLayout:
     """Values to store in one word of each PE row: where, which lanes, in which rows, and the words.
 
-    ``anchors`` are those of the values if they are softmax terms.
+    ``anchors`` are those of the values if they are softmax terms. ``bf16`` says that the values are BF16: those
+    that are kept are multiplied by 2 to the ``exponent`` and become FP16, what the array multiplies.
     """
     return data.StructLayout(
         {
@@ -31,6 +33,8 @@ def result_write_layout(config: NdpConfig) -> data.StructLayout:
             "second_row": 1,
             "data": data.ArrayLayout(WORD_BITS, PE_ROWS),
             "anchors": data.ArrayLayout(ANCHOR_BITS, PE_ROWS),
+            "bf16": 1,
+            "exponent": signed(OPERAND_EXPONENT_BITS),
         }
     )
 
@@ -95,7 +99,14 @@ class OutputBuffer(wiring.Component):
 
         first_lanes = Cat(write.lanes[lane] for lane in range(0, WORD_VALUES, config.channels))
         for row in range(PE_ROWS):
-            kept = memory("kept", Region.KEPT, row, config.kept_words, write.lanes, write.data[row])
+            converter = WordConverter()
+            add_shared(m, platform, f"converter_{row}", "word_converter", converter)
+            m.d.comb += [
+                converter.data.eq(write.data[row]),
+                converter.bf16.eq(write.bf16),
+                converter.exponent.eq(write.exponent),
+            ]
+            kept = memory("kept", Region.KEPT, row, config.kept_words, write.lanes, converter.converted)
             repeated = write.anchors[row].replicate(len(first_lanes))
             anchors = memory("anchors", Region.KEPT, row, config.kept_words, first_lanes, repeated)
             for words in (kept, anchors):

@@ -548,6 +548,7 @@ class QueueEngine(wiring.Component):
                 self.fetched.valid.eq(1),
                 record.descriptor.eq(Mux(slot.error, 0, slot.descriptor.as_value())),
                 record.scale.eq(slot.scale),
+                record.exponents.eq(slot.exponents),
                 record.queue.eq(here),
                 record.first.eq(~self._chain_open),
                 record.verdict.eq(verdict),

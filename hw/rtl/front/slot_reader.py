@@ -8,18 +8,27 @@ from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.descriptor import DESCRIPTOR_BITS
-from plora.hw.defs.queue import SOFTMAX_SCALE_OFFSET, VALID_OFFSET
+from plora.hw.defs.queue import EXPONENTS_OFFSET, SOFTMAX_SCALE_OFFSET, VALID_OFFSET
 from plora.hw.rtl.front.links import TAG_BITS, ChannelRead, channel_of, local_of
 from plora.hw.rtl.front.round_robin import RoundRobin
-from plora.hw.rtl.interfaces import SCALE_BITS, descriptor_layout, word_address_bits
+from plora.hw.rtl.interfaces import SCALE_BITS, descriptor_layout, exponents_layout, word_address_bits
 
 READERS = 1 << TAG_BITS
 """Lines on their way at a time: what hides the latency of memory between two descriptors."""
 
 VALID_BITS = 32
 
-slot_layout = data.StructLayout({"descriptor": descriptor_layout, "scale": SCALE_BITS, "valid": VALID_BITS, "error": 1})
-"""What is needed of line 0: descriptor, softmax scale, valid word, and whether memory answered with an error."""
+slot_layout = data.StructLayout(
+    {
+        "descriptor": descriptor_layout,
+        "scale": SCALE_BITS,
+        "exponents": exponents_layout,
+        "valid": VALID_BITS,
+        "error": 1,
+    }
+)
+"""What is needed of line 0: descriptor, softmax scale, exponents, valid word, and whether memory answered with an
+error."""
 
 
 class SlotReader(wiring.Component):
@@ -95,6 +104,9 @@ class SlotReader(wiring.Component):
                         m.d.sync += [
                             entries[answer.tag].descriptor.eq(answer.data[:DESCRIPTOR_BITS]),
                             entries[answer.tag].scale.eq(answer.data[8 * SOFTMAX_SCALE_OFFSET :][:SCALE_BITS]),
+                            entries[answer.tag]
+                            .exponents.as_value()
+                            .eq(answer.data[8 * EXPONENTS_OFFSET :][: exponents_layout.size]),
                             entries[answer.tag].valid.eq(answer.data[8 * VALID_OFFSET :][:VALID_BITS]),
                             entries[answer.tag].error.eq(answer.error),
                             arrived.bit_select(answer.tag, 1).eq(1),

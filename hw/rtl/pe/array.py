@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from amaranth import Module, Signal
-from amaranth.hdl import Cat, Mux, ShapeLike, Value, unsigned
+from amaranth.hdl import Cat, Mux, ShapeLike, Value, signed, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -17,7 +17,7 @@ from plora.hw.defs.config import DOT_LANES, DOTS_PER_WORD, PE_ROWS, WORD_VALUES,
 from plora.hw.rtl.interfaces import NUMERIC_BITS, WORD_BITS
 from plora.hw.rtl.pe.channel import PeChannel
 from plora.hw.rtl.pe.dot_unit import grid_name
-from plora.hw.rtl.pe.drain import OFFSET_BITS, Drain, score_layout
+from plora.hw.rtl.pe.drain import OFFSET_BITS, SCALE_BITS, Drain, score_layout
 from plora.hw.rtl.pe.merge import RowMerge, split_steps
 from plora.hw.rtl.pe.product import FP16_BITS
 
@@ -57,6 +57,9 @@ def beat_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
     pause           cycles without a result after that of this beat, 0 where ``split_log2`` is not; of a
                     token-wise beat at least 1, in which comes the result of dot unit 1
     offsets         for both rows, e: the sums are divided by ``2**e`` before they are rounded
+    bf16            the results are rounded to BF16
+    from_bf16       the operands were BF16, see `plora.hw.rtl.pe.drain.Drain`
+    exponent        BF16 results are divided by 2 to this as well
     first           the beat begins new sums; otherwise it adds to those in the accumulators
     last            the sums are complete with this beat: they leave as results
     second_row      input row 1 is used; returned with the results
@@ -79,6 +82,9 @@ def beat_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
             "token_wise": 1,
             "pause": pause_bits(config),
             "offsets": data.ArrayLayout(OFFSET_BITS, PE_ROWS),
+            "bf16": 1,
+            "from_bf16": 1,
+            "exponent": signed(SCALE_BITS),
             "first": 1,
             "last": 1,
             "second_row": 1,
@@ -122,6 +128,9 @@ def _control_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
             "split_log2": split_bits(config),
             "token_wise": 1,
             "offsets": data.ArrayLayout(OFFSET_BITS, PE_ROWS),
+            "bf16": 1,
+            "from_bf16": 1,
+            "exponent": signed(SCALE_BITS),
             "tap_index": TAP_BITS,
             "last_tap": 1,
             "second_row": 1,
@@ -246,6 +255,9 @@ class PeArray(wiring.Component):
             issued.split_log2.eq(beat.split_log2),
             issued.token_wise.eq(beat.token_wise),
             issued.offsets.eq(beat.offsets),
+            issued.bf16.eq(beat.bf16),
+            issued.from_bf16.eq(beat.from_bf16),
+            issued.exponent.eq(beat.exponent),
             issued.tap_index.eq(tap_index),
             issued.last_tap.eq(last_tap),
             issued.second_row.eq(beat.second_row),
@@ -298,9 +310,9 @@ class PeArray(wiring.Component):
                 m.d.comb += [
                     drain.sum.eq(merge.merged[channel]),
                     drain.offset.eq(merged.offsets[row]),
-                    drain.bf16.eq(0),
-                    drain.scale.eq(0),
-                    drain.from_bf16.eq(0),
+                    drain.bf16.eq(merged.bf16),
+                    drain.scale.eq(merged.exponent),
+                    drain.from_bf16.eq(merged.from_bf16),
                     result.values[row][channel].eq(drain.value),
                     result.numeric[row][channel].eq(drain.numeric),
                     result.scores[row][channel].eq(drain.score),

@@ -7,13 +7,10 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.config import WORD_VALUES
-from plora.hw.rtl.interfaces import WORD_BITS
-from plora.hw.rtl.pe.drain import INFINITY, NAN
+from plora.hw.rtl.interfaces import OPERAND_EXPONENT_BITS, WORD_BITS
+from plora.hw.rtl.pe.drain import BF16_EXPONENT_BITS, BF16_FRACTION_BITS, INFINITY, NAN
 from plora.hw.rtl.pe.product import EXPONENT_BITS, FP16_BITS, FRACTION_BITS
 
-BF16_FRACTION_BITS = 7
-BF16_EXPONENT_BITS = 8
-OPERAND_EXPONENT_BITS = 8
 _BIAS_STEP = 127 - 15
 """How much larger the exponent field of a BF16 value is than that of the same FP16 value."""
 

@@ -112,7 +112,7 @@ class Drain(wiring.Component):
         offset: in step with ``sum``, as the next three are; 0 ... `MAX_OFFSET`.
         bf16: round to BF16.
         scale: both operands' exponents together; for BF16 only.
-        from_bf16: the operands were BF16: an infinite one counts as out of range, that is as clipped.
+        from_bf16: the operands were BF16: an infinite term counts as clipped, but beside a NaN term.
         value: FP16 or BF16 bit pattern.
         numeric: flags of `plora.hw.defs.queue`.
         score: see `score_layout`; without meaning where ``offset`` was not 0 or ``bf16`` was set.
@@ -247,7 +247,7 @@ class Drain(wiring.Component):
         nan = flags.nan | (flags.positive_infinity & flags.negative_infinity)
         fp16_overflow, bf16_overflow = (field >= (1 << bits) - 1 for bits in (EXPONENT_BITS, BF16_EXPONENT_BITS))
         overflow = huge | Mux(bf16[1], bf16_overflow & hidden, fp16_overflow)
-        clipped = flags.clipped | (from_bf16[1] & infinite)
+        clipped = flags.clipped | (from_bf16[1] & infinite & ~flags.nan)
         negative = Mux(infinite, flags.negative_infinity, sign[1])
         value, numeric = Signal(FP16_BITS, reset_less=True), Signal(NUMERIC_BITS, reset_less=True)
         with m.If(nan):

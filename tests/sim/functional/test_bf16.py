@@ -49,7 +49,7 @@ class Bench:
     def __init__(self, config: NdpConfig) -> None:
         self.config = config
         self.memory = SparseMemory(MEMORY, fill=0xFF)  # every value that nobody wrote is NaN
-        self.core = FunctionalCore(config, self.memory, bf16=True)
+        self.core = FunctionalCore(config, self.memory)
         self.next_weights = WEIGHTS
 
     def run(

@@ -14,10 +14,16 @@ from amaranth._unused import MustUse
 from amaranth.sim import Simulator
 
 from plora.hw.defs.config import KEPT_MAX_VALUES, WORD_VALUES, NdpConfig, preset
-from plora.hw.defs.descriptor import FIELDS, Descriptor, Keep, Op, Source
+from plora.hw.defs.descriptor import FIELDS, Descriptor, DType, Keep, Op, Source
 from plora.hw.defs.legality import ChainState, QueueWindow
 from plora.hw.defs.packing import operand_row_stripes, pack_geometry, pack_geometry_transposed
-from plora.hw.defs.queue import softmax_scale
+from plora.hw.defs.queue import (
+    MAX_OPERAND_EXPONENT,
+    MIN_OPERAND_EXPONENT,
+    NO_EXPONENTS,
+    Exponents,
+    softmax_scale,
+)
 
 CLOCK_PERIOD_S = 1e-9
 TINY = preset("tiny")
@@ -115,6 +121,7 @@ class Case:
     verdict: int = 0
     scale: int = 0
     """Softmax scale, FP32 bits."""
+    exponents: Exponents = NO_EXPONENTS
 
 
 def legal_descriptor(rng: random.Random, config: NdpConfig, state: ChainState, *, chain: int) -> Descriptor:
@@ -186,6 +193,18 @@ def attention_descriptor(rng: random.Random, config: NdpConfig, state: ChainStat
     )  # fmt: skip
 
 
+def random_dtype(rng: random.Random) -> DType:
+    """A type, mostly a legal one."""
+    return rng.choice([DType.FP16] * 20 + [DType.BF16] * 12 + [DType.INT8, DType.INT4])
+
+
+def random_exponents(rng: random.Random, reach: int = 6) -> Exponents:
+    """Legal exponents, some of them far away."""
+    far = rng.random() < 0.1
+    low, high = (MIN_OPERAND_EXPONENT, MAX_OPERAND_EXPONENT) if far else (-reach, reach)
+    return Exponents(*(rng.randint(low, high) for _ in range(3)))
+
+
 def random_scale(rng: random.Random) -> int:
     """Bits of a softmax scale, mostly legal."""
     return rng.choice([softmax_scale(rng.choice([0.18, 2.0**-24, 255.9, rng.uniform(0.01, 200)]))] * 8 + [
@@ -245,6 +264,7 @@ def fetched_payload(case: Case, *, queue: int = 0, operand_address: int = 0, res
     return {
         "descriptor": {f.name: int(getattr(case.descriptor, f.name)) for f in FIELDS},
         "scale": case.scale,
+        "exponents": case.exponents._asdict(),
         "queue": queue,
         "first": int(case.first),
         "verdict": case.verdict,

@@ -15,7 +15,7 @@ import numpy as np
 
 from plora.hw.cosim.device import RtlDevice
 from plora.hw.defs.config import NdpConfig
-from plora.hw.defs.descriptor import Descriptor, Source
+from plora.hw.defs.descriptor import Descriptor, DType, Source
 from plora.hw.defs.legality import ChainState, QueueWindow, check
 from plora.hw.defs.queue import (
     LINE_BYTES,
@@ -31,8 +31,8 @@ from plora.hw.defs.status import Status
 from plora.sim.functional.core import FunctionalCore, Outcome
 from plora.sim.functional.layout import gpu_operand_bytes
 from plora.sim.functional.memory import SparseMemory
-from tests.hw.rtl.core.bench import describe, legal_descriptor, mutate
-from tests.hw.rtl.core.system import Step, packed_with_poison, random_values
+from tests.hw.rtl.core.bench import describe, legal_descriptor, mutate, random_exponents
+from tests.hw.rtl.core.system import Step, as_bf16, packed_with_poison, random_values
 
 QUEUE = 0
 PASS = 5
@@ -119,7 +119,7 @@ class Rig:
             descriptors.append(d)
             result = results + index * self.slot_bytes + RESULT_OFFSET
             places.append(Place(slot + operand_offset(config), d.device_address, result))
-            device.poke(slot, submission_line(d, PASS, step.scale))
+            device.poke(slot, submission_line(d, PASS, step.scale, step.exponents))
         before = SparseMemory(self.memory_bytes)
         if compare:
             before.write(0, device.memory.tobytes())
@@ -190,7 +190,15 @@ class Rig:
             if failed:
                 wanted = Outcome(Status.CHAIN_ABORTED)
             else:
-                wanted = core.execute(d, self.window, slot, result, first=not chained, softmax_scale=step.scale)
+                wanted = core.execute(
+                    d,
+                    self.window,
+                    slot,
+                    result,
+                    first=not chained,
+                    softmax_scale=step.scale,
+                    exponents=step.exponents,
+                )
             assert completion.valid == valid_word(PASS), f"{where}: never completed"
             assert completion.descriptor == d, f"{where}: another descriptor was completed"
             assert completion.status == wanted.status, (
@@ -244,6 +252,13 @@ def random_steps(config: NdpConfig, rng: random.Random, count: int, *, mutations
         x = random_values(numbers, d.gpu_rows, d.gpu_columns, kind) if d.source == Source.SLOT else None
         shape = (d.device_columns, d.device_rows) if d.transpose else (d.device_rows, d.device_columns)
         w = random_values(numbers, *shape, kind)
+        if rng.random() < 0.4:
+            exponents = random_exponents(rng)
+            if kind != "bits":
+                x, w = None if x is None else as_bf16(x), as_bf16(w)
+            steps.append(Step(replace(d, dtype=DType.BF16), x=x, w=w, scale=scale, exponents=exponents))
+            state = verdict.chain if d.chain else ChainState()
+            continue
         if kind == "bits" and rng.random() < 0.8:  # mostly finite, or every result is NaN
             w = np.where(np.isfinite(w), w, np.float16(1.5))
             x = None if x is None else np.where(np.isfinite(x), x, np.float16(-2))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
-from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
+from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
 from plora.hw.defs.legality import QueueWindow
 from plora.hw.defs.packing import pack_geometry_transposed
-from plora.hw.defs.queue import RESULT_OFFSET, operand_offset, softmax_scale
+from plora.hw.defs.queue import NO_EXPONENTS, RESULT_OFFSET, Exponents, operand_offset, softmax_scale
 from plora.hw.defs.status import Status
 from plora.hw.rtl.core.core import NdpCore
 from plora.hw.rtl.core.signature import counters_layout
@@ -22,6 +22,7 @@ from plora.hw.rtl.interfaces import completed_layout, fetched_layout
 from plora.sim.functional.core import FunctionalCore, Outcome
 from plora.sim.functional.layout import gpu_operand_bytes, pack_operand, pack_transposed
 from plora.sim.functional.memory import MemoryFault, SparseMemory
+from plora.sim.golden.bf16 import from_float
 from tests.hw.rtl.core.bench import Case, describe, fetched_payload, fields, simulate
 
 POISON = 0xFF
@@ -59,6 +60,8 @@ class Step:
     name: str = ""
     scale: int = 0
     """Softmax scale, FP32 bits."""
+    exponents: Exponents = NO_EXPONENTS
+    """Of BF16, whose data are bit patterns."""
 
 
 @dataclass
@@ -167,7 +170,7 @@ class System:
             else:
                 outcome = core.execute(
                     placed.descriptor, self.window, placed.submission_slot, placed.result_slot, first=step.first,
-                    softmax_scale=step.scale,
+                    softmax_scale=step.scale, exponents=step.exponents,
                 )  # fmt: skip
             failed = bool(placed.descriptor.chain) and outcome.status is not Status.OK
             outcomes.append(outcome)
@@ -225,7 +228,14 @@ class _Bench:
             while rng.random() < self.mood.fetch_stall:
                 await ctx.tick().repeat(rng.randint(1, 20))
             payload = fetched_payload(
-                Case(placed.descriptor, placed.step.first, self.system.window, placed.step.verdict, placed.step.scale),
+                Case(
+                    placed.descriptor,
+                    placed.step.first,
+                    self.system.window,
+                    placed.step.verdict,
+                    placed.step.scale,
+                    placed.step.exponents,
+                ),
                 queue=number % 64,
                 operand_address=(placed.submission_slot + operand_offset(config)) // WORD_BYTES,
                 result_address=(placed.result_slot + RESULT_OFFSET) // WORD_BYTES,
@@ -317,6 +327,22 @@ def random_values(rng: np.random.Generator, rows: int, columns: int, kind: str =
     if kind == "bits":
         return rng.integers(0, 1 << 16, (rows, columns), np.uint16).view(np.float16)
     return (rng.standard_normal((rows, columns)) * rng.choice([0.01, 1, 50])).astype(np.float16)
+
+
+def as_bf16(values: Any) -> Any:
+    """Patterns of the same values in BF16, for a step whose descriptor says so."""
+    return from_float(values.astype(np.float32)).view(np.float16)
+
+
+def in_bf16(step: Step, exponents: Exponents) -> Step:
+    """The same step on the same values, in BF16."""
+    return replace(
+        step,
+        descriptor=replace(step.descriptor, dtype=DType.BF16),
+        x=None if step.x is None else as_bf16(step.x),
+        w=as_bf16(step.w),
+        exponents=exponents,
+    )
 
 
 def step(

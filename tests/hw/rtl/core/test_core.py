@@ -26,7 +26,7 @@ def test_chains_sums_and_refusals_give_the_bytes_of_the_functional_core(config: 
         step(config, rng, 32, 40, 3, chain=1, keep=Keep.NEW, name="kept"),
         step(config, rng, 9, 40, 3, first=False, chain=1, source=Source.CHAIN, keep=Keep.APPEND, name="appended"),
         step(config, rng, 3, 41, 3, first=False, source=Source.KEPT, name="product of the kept"),
-        step(config, rng, 2, 70, 1, dtype=1, name="refused"),
+        step(config, rng, 2, 70, 1, dtype=2, name="refused"),
         step(config, rng, 1, 40, 2, chain=1, acc_out=1, name="sums left"),
         step(config, rng, 1, 33, 2, first=False, acc_in=1, name="sums taken up"),
         step(config, rng, 21, 8, 1, kind="bits", name="four rows in a word"),

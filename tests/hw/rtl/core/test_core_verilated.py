@@ -157,7 +157,7 @@ def test_illegal_descriptors_leave_their_legal_neighbours_alone(rig: Rig) -> Non
         ({"op": 5}, Status.BAD_OP),
         ({"op": Op.SOFTMAX}, Status.BAD_FLAGS),
         ({"transpose": 1}, Status.BAD_FLAGS),
-        ({"dtype": 1}, Status.BAD_DTYPE),
+        ({"dtype": 2}, Status.BAD_DTYPE),
         ({"keep": Keep.NEW}, Status.BAD_FLAGS),
         ({"reserved": 1}, Status.BAD_RESERVED),
         ({"gpu_rows": 0}, Status.ZERO_DIMENSION),

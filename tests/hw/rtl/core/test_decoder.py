@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plora.hw.defs.config import DOT_LANES, PRESETS, NdpConfig
-from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
+from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
 from plora.hw.defs.legality import ChainState, check
 from plora.hw.defs.packing import (
     ceil_div,
@@ -19,6 +19,7 @@ from plora.hw.defs.packing import (
     pack_geometry_transposed,
     result_row_words,
 )
+from plora.hw.defs.queue import Exponents
 from plora.hw.defs.status import CHECK_ORDER, Status
 from plora.hw.rtl.core.decoder import Decoder
 from plora.hw.rtl.core.job import Destination, work_layout
@@ -30,6 +31,8 @@ from tests.hw.rtl.core.bench import (
     legal_descriptor,
     mutate,
     operand_stripes,
+    random_dtype,
+    random_exponents,
     random_scale,
     random_window,
     simulate,
@@ -49,7 +52,7 @@ class Specification:
         if case.first:
             self.state, self.aborted = ChainState(), False
         self.before = self.state
-        verdict = check(case.descriptor, self.config, case.window, self.state, case.scale)
+        verdict = check(case.descriptor, self.config, case.window, self.state, case.scale, case.exponents)
         status = Status.CHAIN_ABORTED if self.aborted else verdict.status
         if case.verdict:
             status = Status(case.verdict)
@@ -57,13 +60,13 @@ class Specification:
         self.state = verdict.chain if status is Status.OK else ChainState()
         return status
 
-    def work(self, case: Case) -> dict[str, int]:
+    def work(self, case: Case) -> dict[str, Any]:
         """Return the work of a descriptor that was just found legal."""
         config, d = self.config, case.descriptor
         destination = (
             Destination.ACCUMULATORS if d.acc_out else Destination.KEPT if d.keep != Keep.NONE else Destination.MEMORY
         )
-        expected = {
+        expected: dict[str, Any] = {
             "load": int(d.source == Source.SLOT),
             "from_kept": int(d.source == Source.KEPT),
             "pairs": ceil_div(d.gpu_rows, 2),
@@ -73,6 +76,8 @@ class Specification:
             "destination": destination,
             "token_wise": d.transpose,
             "softmax": int(d.op == Op.SOFTMAX),
+            "bf16": int(d.dtype == DType.BF16),
+            "exponents": case.exponents._asdict(),
             **(self.transposed(d) if d.transpose else self.packed(d)),
         }
         if d.keep == Keep.APPEND:
@@ -136,14 +141,17 @@ def random_cases(config: NdpConfig, count: int, seed: int) -> list[Case]:
         for _ in range(20):
             d = legal_descriptor(rng, config, specification.state, chain=chain)
             window, d = random_window(rng, config, d)
-            scale = random_scale(rng)
-            verdict = check(d, config, window, specification.state, scale)
+            d = replace(d, dtype=random_dtype(rng))
+            scale, exponents = random_scale(rng), random_exponents(rng)
+            if rng.random() < 0.1:
+                exponents = Exponents(*(rng.choice([39, 40, 127, -128]) for _ in range(3)))
+            verdict = check(d, config, window, specification.state, scale, exponents)
             if not wants_legal or verdict.status is Status.OK:
                 break
         if not wants_legal and rng.random() < 0.5:
             d = mutate(rng, d)
         refused = rng.choice([Status.CHAIN_BROKEN, Status.MEMORY_ERROR]) if rng.random() < 0.02 else Status.OK
-        case = Case(d, first, window, refused, scale)
+        case = Case(d, first, window, refused, scale, exponents)
         status = specification.judge(case)
         chained = bool(d.chain) and rng.random() < (0.95 if status is Status.OK else 0.3)
         cases.append(case)
