@@ -155,7 +155,7 @@ class SoftmaxPath(wiring.Component):
                 m.d.comb += [
                     *(values.values[row][q].eq(own.p[q]) for q in range(config.channels)),
                     values.anchors[row].eq(own.anchor),
-                    # The flags are of all lanes together: the first one of a unit always exists.
+                    # The flags are of all lanes together, so one of them carries them: the first, which always exists.
                     values.numeric[row].as_value().eq(own.numeric),
                 ]
         return m

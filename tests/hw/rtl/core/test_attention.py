@@ -186,6 +186,19 @@ def test_a_memory_error_fails_the_rest_of_its_chain_and_nothing_else(rig: Rig, i
     assert statuses(report) == [*wanted, Status.OK, Status.OK]
 
 
+def test_k_and_v_stream_at_the_speed_of_memory_and_wait_for_each_other_once(rig: Rig) -> None:
+    rng, tokens = numbers(12), 512
+    heads = [attention_steps(TINY, rng, dims=64, rows=2, tiles=[tokens]) for _ in range(6)]
+    report = rig.run([one for head in heads for one in head], compare=False)
+    stripes = tokens * 64 // TINY.stripe_values
+    for index, completion in enumerate(report.completions):
+        assert stripes / completion.cycles >= 0.97, f"descriptor {index}: {stripes} beats in {completion.cycles} cycles"
+    # V begins when the softmax terms of the last scores are complete; the next K right after it.
+    few = rig.run([one for head in heads[:2] for one in head], compare=False)
+    cycles = (report.busy_cycles - few.busy_cycles) / 4
+    assert cycles <= 2 * stripes + 34, f"{cycles} cycles a head for {2 * stripes} beats"
+
+
 def test_four_channels_give_the_same_as_the_functional_core(small: Rig) -> None:
     rng = numbers(11)
     steps: list[Step] = []

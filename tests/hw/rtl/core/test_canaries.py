@@ -20,12 +20,14 @@ from tests.hw.rtl.core import (
     test_loaders,
     test_results,
     test_sequencer,
+    test_softmax_path,
 )
 from tests.hw.rtl.core.bench import TINY
+from tests.hw.rtl.pe import test_array
 
 
 class Fault(NamedTuple):
-    """A change of one line of ``unit``'s module, and what must fail of it."""
+    """A change of one line of ``unit``'s module (of the core, unless it says of what), and what must fail of it."""
 
     unit: str
     component: str
@@ -33,6 +35,12 @@ class Fault(NamedTuple):
     wrong: str
     tests: types.ModuleType
     run: Callable[[], Any]
+
+
+def beats_of_some_jobs() -> None:
+    """A few examples of the sequencer's beats, nothing in their way."""
+    for seed in range(9):
+        inner(test_sequencer.test_beats_come_group_by_group_pair_by_pair)(TINY, (0.0, 1.0), seed)
 
 
 def inner(test: Any) -> Any:
@@ -109,6 +117,56 @@ FAULTS = {
             for seed in range(4)
         ],
     ),
+    "the two dot units of a token-wise beat swapped": Fault(
+        "pe.array", "PeArray", "* DOTS_PER_WORD * channels + d * channels + c",
+        "* DOTS_PER_WORD * channels + (1 - d) * channels + c", test_array,
+        lambda: test_array.test_amaranth_simulator_agrees("tiny"),
+    ),
+    "the second dot unit's sums lost": Fault(
+        "pe.array", "PeArray", "held.eq(complete.token_wise)", "held.eq(0)", test_array,
+        lambda: test_array.test_amaranth_simulator_agrees("tiny"),
+    ),
+    "softmax terms left under the anchors of their time": Fault(
+        "feeder", "BeatFeeder", "Mux(control.token_wise, scaled, self.kept[row])", "self.kept[row]", test_feeder,
+        lambda: test_feeder.test_channels_get_the_words_of_their_part_and_lanes_beyond_k_are_masked(TINY, 0.0),
+    ),
+    "softmax terms brought to a wrong anchor": Fault(
+        "feeder", "BeatFeeder", "scaler.last.eq(state.anchor)", "scaler.last.eq(0)", test_feeder,
+        lambda: test_feeder.test_channels_get_the_words_of_their_part_and_lanes_beyond_k_are_masked(TINY, 0.0),
+    ),
+    "a beat that overtakes those whose terms are being scaled": Fault(
+        "feeder", "BeatFeeder", "advance & ~busy.any())),", "advance)),", test_feeder,
+        lambda: test_feeder.test_channels_get_the_words_of_their_part_and_lanes_beyond_k_are_masked(TINY, 0.0),
+    ),
+    "a pass that begins with the upper half of its first word": Fault(
+        "sequencer", "BeatSequencer", "~upper_half & ~last_beat", "~upper_half", test_sequencer,
+        beats_of_some_jobs,
+    ),
+    "results that overtake scores": Fault(
+        "sequencer", "BeatSequencer", "~work.softmax & (scores != 0)", "0", test_sequencer,
+        beats_of_some_jobs,
+    ),
+    "V weighed before the rows' states are complete": Fault(
+        "gate", "JobGate", "~(work.token_wise & self.softmax_busy)", "1", test_sequencer,
+        test_sequencer.test_softmax_terms_are_weighed_only_when_the_states_of_their_rows_are_complete,
+    ),
+    "the second row's scores under the first row's number": Fault(
+        "softmax_path", "SoftmaxPath", "unit[row].row.eq(Cat(C(row, 1), tag.pair))", "unit[row].row.eq(tag.pair << 1)",
+        test_softmax_path,
+        lambda: test_softmax_path.test_scores_become_what_the_golden_softmax_makes_of_them(2),
+    ),
+    "a chain that goes on with the anchors of the one before": Fault(
+        "softmax_path", "SoftmaxPath", "tag.begins & (results.tap_index == 0)", "0", test_softmax_path,
+        lambda: test_softmax_path.test_scores_become_what_the_golden_softmax_makes_of_them(2),
+    ),
+    "an anchor over a row's last values": Fault(
+        "collector", "ResultCollector", "write.word.eq(write.word + 1)", "write.word.eq(write.word)", test_results,
+        lambda: test_results.test_the_word_after_a_row_of_a_token_wise_job_is_its_anchor(TINY, 1),
+    ),
+    "stripes between groups read": Fault(
+        "bursts", "BurstCutter", "address.eq(address + skip)", "address.eq(address)", test_bursts,
+        lambda: inner(test_bursts.test_words_between_groups_are_left_out)([(9, 3, 4)], 8, 0),
+    ),
     "an operand that ends where its window ends refused": Fault(
         "decoder", "Decoder", "(g.room[:ADDRESS_BITS] < d.device_bytes)", "(g.room[:ADDRESS_BITS] <= d.device_bytes)",
         test_decoder,
@@ -119,7 +177,7 @@ FAULTS = {
 
 def faulty_component(fault: Fault) -> Any:
     """Return the component from a copy of its module that has the fault."""
-    original = importlib.import_module(f"plora.hw.rtl.core.{fault.unit}")
+    original = importlib.import_module(f"plora.hw.rtl.{fault.unit if '.' in fault.unit else f'core.{fault.unit}'}")
     assert original.__file__ is not None
     source = Path(original.__file__).read_text()
     assert source.count(fault.right) == 1, f"{fault.unit}.py holds {fault.right!r} {source.count(fault.right)} times"
