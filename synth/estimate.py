@@ -1,8 +1,8 @@
 """From activity in a small run to the power of the whole device at full rate.
 
-Blocks of the PE array are the same in every preset: their energy per cycle carries over, instance by
-instance. Blocks whose size depends on the preset are scaled by area, and blocks that only the large
-device has take the mean of the others by area. Dynamic energy is scaled from the
+Energy per cycle carries over block by block, in proportion to area: most of the PE array is the same in every
+preset, and so are its figures. Blocks that only the large device has take the mean of the others by
+area. Dynamic energy is scaled from the
 share of cycles with work in the run to one beat a cycle; clocks run all the time.
 """
 
@@ -84,7 +84,7 @@ def estimate(run: MeasuredRun, small: DesignResult, full: DesignResult, node: No
             unknown_ge += block.total_ge
             continue
         activity = activities[name]
-        scale = block.count * (1.0 if name.startswith("pe.") else block.ge / max(1.0, small_blocks[name].ge))
+        scale = block.count * block.ge / max(1.0, small_blocks[name].ge)
         watts = scale * 1e-12 * hertz
         shares = {
             "logic": activity.logic.scaled(watts / run.window.utilisation),
