@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import C, Cat, Module, Mux, Signal, Value, unsigned
+from amaranth.hdl import C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.config import (
-    DOT_LANES,
     DOTS_PER_WORD,
     KEPT_MAX_TOKENS,
     KEPT_MAX_VALUES,
-    KEPT_ROW_WORDS,
     PE_ROWS,
     SOFTMAX_MAX_ROWS,
     VALUE_BYTES,
     WORD_BYTES,
-    WORD_VALUES,
     NdpConfig,
 )
-from plora.hw.defs.descriptor import DType, Keep, Op, Source, Type, field
+from plora.hw.defs.descriptor import DType, Keep, Op, Source, Type
 from plora.hw.defs.queue import (
     MAX_OPERAND_EXPONENT,
     RESULT_OFFSET,
@@ -30,32 +27,21 @@ from plora.hw.defs.queue import (
 )
 from plora.hw.defs.status import CHECK_ORDER, Status
 from plora.hw.rtl.core.divider import SequentialDivider
+from plora.hw.rtl.core.geometry import ADDRESS_BITS, DIMENSION_BITS, WORD_VALUES_LOG2, geometry, geometry_layout, log2
 from plora.hw.rtl.core.job import (
     SCALE_IGNORED_BITS,
     Destination,
     channel_bits,
     decoded_layout,
-    max_group_rows,
     stripe_count_bits,
 )
 from plora.hw.rtl.core.multiplier import SequentialMultiplier, multiply_steps
 from plora.hw.rtl.interfaces import STATUS_BITS, fetched_layout
-from plora.hw.rtl.pe.array import TAP_BITS, split_bits
+from plora.hw.rtl.pe.array import split_bits
 
-DIMENSION_BITS = field("device_rows").width
-ADDRESS_BITS = field("device_address").width
-WORD_VALUES_LOG2 = WORD_VALUES.bit_length() - 1
-MAX_TAPS_LOG2 = 2
 TRANSPOSED_GROUP_BITS = (KEPT_MAX_VALUES // DOTS_PER_WORD).bit_length()
 """Bits of the groups of a transposed operand that is legal."""
 FP32_BIAS, FP32_FRACTION_BITS = 127, 23
-
-
-def log2(power: int) -> int:
-    """Return log2 of ``power``, which must be a power of two."""
-    if power < 1 or power & (power - 1):
-        raise ValueError(f"{power!r} is not a power of two")
-    return power.bit_length() - 1
 
 
 def chain_state_layout(config: NdpConfig) -> data.StructLayout:
@@ -72,34 +58,6 @@ def chain_state_layout(config: NdpConfig) -> data.StructLayout:
             "acc_split": split_bits(config),
             "acc_terms": config.accumulator.max_terms.bit_length(),
             "acc_transpose": 1,
-        }
-    )
-
-
-def geometry_layout(config: NdpConfig) -> data.StructLayout:
-    """What follows from the dimensions and the window without a product. Terms of `plora.hw.defs.packing`.
-
-    ``room`` is the signed distance from the operand's address to the end of the window, ``kept_limit`` the
-    most columns that the result may have as a kept intermediate.
-    """
-    rows = unsigned(max_group_rows(config).bit_length())
-    return data.StructLayout(
-        {
-            "taps_log2": TAP_BITS,
-            "split_log2": split_bits(config),
-            "groups": DIMENSION_BITS,
-            "beats": DIMENSION_BITS,
-            "tail": (WORD_VALUES * config.channels).bit_length(),
-            "group_rows": rows,
-            "last_rows": rows,
-            "row_stripes": DIMENSION_BITS,
-            "row_words": DIMENSION_BITS,
-            "pairs": DIMENSION_BITS,
-            "kept_stride": config.kept_words.bit_length(),
-            "kept_limit": max(KEPT_MAX_TOKENS, KEPT_MAX_VALUES).bit_length(),
-            "room": ADDRESS_BITS + 1,
-            "above_base": 1,
-            "limit_exists": 1,
         }
     )
 
@@ -150,17 +108,17 @@ class Decoder(wiring.Component):
         fetched = self.input.payload
         d = fetched.descriptor
 
-        geometry = Signal(geometry_layout(config), reset_less=True)
-        m.d.sync += geometry.eq(self._geometry(m, fetched))
+        found = Signal(geometry_layout(config), name="geometry", reset_less=True)
+        m.d.sync += found.eq(geometry(m, config, fetched))
 
         products = Signal(products_layout)
         start = Signal()
         done = []
         for name, (a, b) in {
             "operand_values": (d.device_columns, d.gpu_rows),
-            "operand_stripes": (geometry.row_stripes, d.gpu_rows),
-            "result_words": (geometry.row_words, d.gpu_rows),
-            "stripes": (geometry.beats, geometry.groups),
+            "operand_stripes": (found.row_stripes, d.gpu_rows),
+            "result_words": (found.row_words, d.gpu_rows),
+            "stripes": (found.beats, found.groups),
         }.items():
             m.submodules[f"multiply_{name}"] = multiplier = SequentialMultiplier(DIMENSION_BITS)
             m.d.comb += [
@@ -175,7 +133,7 @@ class Decoder(wiring.Component):
         m.submodules.divide = divider = SequentialDivider(stripe_count_bits(config), TRANSPOSED_GROUP_BITS)
         m.d.comb += [
             divider.dividend.eq(d.device_bytes >> log2(config.stripe_bytes)),
-            divider.divisor.eq(geometry.groups),
+            divider.divisor.eq(found.groups),
             divider.start.eq(start),
         ]
 
@@ -190,7 +148,7 @@ class Decoder(wiring.Component):
         status = Signal(STATUS_BITS, reset_less=True)
         verdict = Signal()
         m.d.comb += verdict.eq(fetched.verdict != Status.OK)
-        m.d.sync += faults.eq(self._faults(fetched, geometry, products, divider, chain))
+        m.d.sync += faults.eq(self._faults(fetched, found, products, divider, chain))
 
         with m.FSM():
             with m.State("GEOMETRY"):
@@ -222,7 +180,7 @@ class Decoder(wiring.Component):
                         aborted.eq(d.chain & (status != Status.OK)),
                     ]
                     with m.If(d.chain & (status == Status.OK)):
-                        self._leave(m, left, d, chain, geometry)
+                        self._leave(m, left, d, chain, found)
                     m.next = "GEOMETRY"
 
         record, work = self.output.payload.record, self.output.payload.work
@@ -237,23 +195,23 @@ class Decoder(wiring.Component):
             work.from_kept.eq(d.source == Source.KEPT),
             work.operand_address.eq(fetched.operand_address >> channel_bits(config)),
             work.operand_stripes.eq(products.operand_stripes),
-            work.row_stripes.eq(geometry.row_stripes),
-            work.pairs.eq(geometry.pairs),
+            work.row_stripes.eq(found.row_stripes),
+            work.pairs.eq(found.pairs),
             work.single.eq(d.gpu_rows[0]),
             work.weights_address.eq(d.device_address >> log2(config.stripe_bytes)),
             work.stripes.eq(products.stripes),
-            work.groups.eq(geometry.groups),
-            work.beats.eq(geometry.beats),
-            work.skip.eq(Mux(d.transpose, divider.quotient - geometry.beats, 0)),
-            work.tap.eq(geometry.taps_log2),
-            work.split_log2.eq(geometry.split_log2),
-            work.tail.eq(geometry.tail),
-            work.group_rows.eq(geometry.group_rows),
-            work.last_rows.eq(geometry.last_rows),
+            work.groups.eq(found.groups),
+            work.beats.eq(found.beats),
+            work.skip.eq(Mux(d.transpose, divider.quotient - found.beats, 0)),
+            work.tap.eq(found.taps_log2),
+            work.split_log2.eq(found.split_log2),
+            work.tail.eq(found.tail),
+            work.group_rows.eq(found.group_rows),
+            work.last_rows.eq(found.last_rows),
             work.continues.eq(d.acc_in),
             work.destination.eq(Destination.MEMORY),
-            work.kept_stride.eq(geometry.kept_stride),
-            work.row_words.eq(geometry.row_words),
+            work.kept_stride.eq(found.kept_stride),
+            work.row_words.eq(found.row_words),
             work.token_wise.eq(d.transpose),
             work.softmax.eq(d.op == Op.SOFTMAX),
             work.begins.eq(d.keep == Keep.NEW),
@@ -270,50 +228,6 @@ class Decoder(wiring.Component):
         with m.Elif(d.keep == Keep.APPEND):
             m.d.comb += work.kept_word.eq(chain.kept_columns[WORD_VALUES_LOG2:])
         return m
-
-    def _geometry(self, m: Module, fetched: data.View) -> Value:
-        """`plora.hw.defs.packing.pack_geometry`, ``pack_geometry_transposed`` and their companions."""
-        config = self._config
-        d = fetched.descriptor
-        n, k = d.device_rows, d.device_columns
-        channels_log2 = channel_bits(config)
-        g = Signal(geometry_layout(config))
-        last_row, last_column = Signal(DIMENSION_BITS), Signal(DIMENSION_BITS)
-        rows_log2 = Signal(range(channels_log2 + MAX_TAPS_LOG2 + 1))
-        columns_log2 = Signal(range(WORD_VALUES_LOG2 + channels_log2 + 1))
-        m.d.comb += [
-            last_row.eq(n - 1),
-            last_column.eq(k - 1),
-            g.taps_log2.eq(Mux(d.transpose | (k > DOT_LANES), 0, Mux(k > DOT_LANES // 2, 1, 2))),
-            rows_log2.eq(channels_log2 + Mux(d.transpose, log2(DOTS_PER_WORD), g.taps_log2 - g.split_log2)),
-            columns_log2.eq(WORD_VALUES_LOG2 - Mux(d.transpose, log2(DOTS_PER_WORD), g.taps_log2 - g.split_log2)),
-            g.groups.eq((last_row >> rows_log2) + 1),
-            g.beats.eq((last_column >> columns_log2) + 1),
-            g.tail.eq((last_column & ((1 << columns_log2) - 1)) + 1),
-            g.group_rows.eq(1 << rows_log2),
-            g.last_rows.eq((last_row & ((1 << rows_log2) - 1)) + 1),
-            g.row_stripes.eq(last_column[WORD_VALUES_LOG2 + channels_log2 :] + 1),
-            g.row_words.eq(last_row[WORD_VALUES_LOG2:] + 1 + d.transpose),
-            g.pairs.eq((d.gpu_rows + PE_ROWS - 1) >> log2(PE_ROWS)),
-            # The pairs share the kept part in equal powers of two.
-            *(
-                g.kept_stride[bit].eq((g.pairs <= config.kept_words >> bit) & (g.pairs > config.kept_words >> bit + 1))
-                for bit in range(log2(config.kept_words) + 1)
-            ),
-            g.room.eq(fetched.limit - d.device_address),
-            g.above_base.eq(d.device_address >= fetched.base),
-            g.limit_exists.eq(fetched.limit <= 1 << config.dpa_bits),
-        ]
-        for parts_log2 in range(1, channels_log2 + 1):
-            with m.If((k > KEPT_MAX_VALUES) & (n <= config.channels >> parts_log2) & ~d.transpose):
-                m.d.comb += g.split_log2.eq(parts_log2)
-        with m.If(d.op != Op.SOFTMAX):
-            m.d.comb += g.kept_limit.eq(Mux(g.kept_stride >= KEPT_ROW_WORDS, KEPT_MAX_VALUES, 0))
-        with m.Elif(g.kept_stride > KEPT_MAX_TOKENS // WORD_VALUES):
-            m.d.comb += g.kept_limit.eq(KEPT_MAX_TOKENS)
-        with m.Else():
-            m.d.comb += g.kept_limit.eq(g.kept_stride << WORD_VALUES_LOG2)
-        return g
 
     def _faults(
         self, fetched: data.View, g: data.View, products: data.View, divider: SequentialDivider, chain: data.View
