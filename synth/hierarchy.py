@@ -22,7 +22,7 @@ BLOCK_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"pe_channel_\w+", "pe.operands"),
     (r"row_merge_\w+", "pe.merge"),
     (r"drain_\w+", "pe.drain"),
-    (r"word_converter", "pe.converter"),
+    (r"word_converter", "core.converter"),
     (r"ndp_device\.core\.array", "pe.control"),
     (r"score_scale", "sfu.scale"),
     (r"exp2_fraction", "sfu.exp2"),

@@ -38,8 +38,8 @@ def configure(parser: CommandParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=("fp16", "bf16", "auto"),
-        default="fp16",
-        help="the device's type; auto: the one in which each module is stored, if the device has it (default: fp16)",
+        default="auto",
+        help="type on the device; auto: BF16 for modules that are stored in it, FP16 for others (default: auto)",
     )
     parser.add_argument(
         "--layers",
