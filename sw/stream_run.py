@@ -70,6 +70,8 @@ class StreamRun:
     """In the order of the stream."""
     counters: dict[str, int]
     """Of the device, by register name; those of the whole run."""
+    start_cycle: int
+    """Cycle of the device in which the run began; set-up lies before it."""
     simulated_cycles: int
     """All of them, set-up included."""
 
@@ -233,7 +235,7 @@ def run_stream(
         address = stream.result_slot(entry)
         completion = Completion.unpack(device.memory[address : address + LINE_BYTES].tobytes())
         finished.append(Finished(entry, completion.status, completion.cycles, done[index], completion.result_bytes))
-    return StreamRun(tuple(finished), _counters(device), device.cycles)
+    return StreamRun(tuple(finished), _counters(device), start, device.cycles)
 
 
 def differences(stream: Stream, device: SimulatedDevice) -> Iterable[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -18,6 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from plora.hw.defs.errors import UserError
+
+LOG = logging.getLogger(__name__)
+"""Says what is built, while it is; silent where everything is there."""
 
 SOURCES = Path(__file__).resolve().parent.parent
 """The folder of `plora.hw`."""
@@ -107,10 +111,13 @@ def cached(name: str, key: str, build: Callable[[Path], None]) -> Path:
             if final.is_dir():
                 return final
             work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
+            start = time.perf_counter()
+            LOG.info("building %s, once for these sources", name)
             try:
                 build(work)
                 work.chmod(0o755)
                 work.rename(final)
+                LOG.info("built %s in %.0f s", name, time.perf_counter() - start)
             finally:
                 log = work / "build.log"
                 if log.is_file():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from plora.hw.build.cache import build_root, cached, content_key
+from plora.hw.build.cache import LOG, build_root, cached, content_key
 from plora.hw.build.toolchain import find_cxx, find_make, find_verilator
 from plora.hw.defs.errors import UserError
 
@@ -35,6 +36,8 @@ _VERILATOR_FLAGS = (
 )
 _CXX_FLAGS = ("-fPIC", "-std=gnu++17", "-DVL_USER_STOP", "-DVL_USER_FATAL")
 _OPTIMIZE_DESIGN = "-O2"
+_OPTIMIZE_WAVES = "-O0"
+"""Of designs with waves: what records them is most of the C++, and few cycles are ever looked at."""
 _OPTIMIZE_RUNTIME = "-O1"
 
 # The smallest design, to get Verilator's makefile for its runtime.
@@ -50,6 +53,7 @@ def build_library(
     name: str | None = None,
     harness: Path = HARNESS,
     blocks: Sequence[str] = (),
+    untraced: Sequence[str] = (),
 ) -> Path:
     """Return the path of a shared library with the design ``verilog`` inside a C++ test bench.
 
@@ -62,13 +66,19 @@ def build_library(
         harness: folder of the test bench, with a file ``harness.cpp``; default that of `plora.hw.cosim`.
         blocks: modules that are compiled once and called, instead of being flattened into the design: less
             to compile where one has many instances, slower to run.
+        untraced: modules whose inner signals are left out of waves; their ports show in the modules that use them.
 
     Raises:
         UserError: a tool is missing, or one of them failed; the message names the log.
     """
     build = _Build(trace)
+    untraced_lines = []
+    if trace:
+        untraced_lines = [f'tracing_off -file "*/{top}.v" -lines {a}-{b}' for a, b in _module_lines(verilog, untraced)]
     sources = sorted(path for path in harness.rglob("*") if path.is_file())
-    key = content_key(verilog, *[path.read_bytes() for path in sources], f"{top} {channels} {blocks}", build.identity)
+    files = [path.read_bytes() for path in sources]
+    key = content_key(verilog, *files, f"{top} {channels} {blocks}", build.identity, *untraced_lines)
+    settings = [*[f'hier_block -module "{block}"' for block in blocks], *untraced_lines]
     label = (name or top) + (f"-{trace}" if trace else "")
 
     def fill(work: Path) -> None:
@@ -76,7 +86,7 @@ def build_library(
         (work / f"{top}.v").write_text(verilog)
         with (work / "build.log").open("w") as log:
             archives = [f"lib{PREFIX}.a", *[f"V{block}/lib{block}.a" for block in blocks]]
-            objects = build.verilate(work, top, archives, log, blocks)
+            objects = build.verilate(work, top, archives, log, settings)
             build.link(work, objects, [objects / name for name in archives] + [runtime], harness, channels, log)
         shutil.rmtree(objects)
 
@@ -93,6 +103,16 @@ def _cached(name: str, key: str, fill: Callable[[Path], None]) -> Path:
         raise UserError(f"building {name} failed in {tool} (status {error.returncode}): see {log}") from error
 
 
+def _module_lines(verilog: str, modules: Sequence[str]) -> list[tuple[int, int]]:
+    """First and last line of each of ``modules``."""
+    lines = verilog.splitlines()
+    found = []
+    for first, line in enumerate(lines, 1):
+        if (name := re.match(r"module (\w+)", line)) and name[1] in modules:
+            found.append((first, next(n for n in range(first, len(lines) + 1) if lines[n - 1].startswith("endmodule"))))
+    return found
+
+
 class _Build:
     """The tools and flags of one kind of build.
 
@@ -105,6 +125,7 @@ class _Build:
             raise ValueError(f"trace must be one of {TRACE_FORMATS}, not {trace!r}")
         self.verilator, (self.cxx, cxx_version), self.make = find_verilator(), find_cxx(), find_make()
         self.trace = trace
+        self.optimize = _OPTIMIZE_WAVES if trace else _OPTIMIZE_DESIGN
         self.cxx_flags = [*_CXX_FLAGS]
         if "clang" not in cxx_version:
             # GCC's unique symbols would be shared by all libraries in the process, whatever their design.
@@ -117,7 +138,7 @@ class _Build:
                 *(self.verilator.origin, self.verilator.version, self.cxx, cxx_version),
                 *self.verilator_flags,
                 *self.cxx_flags,
-                *(_OPTIMIZE_DESIGN, _OPTIMIZE_RUNTIME),
+                *(self.optimize, _OPTIMIZE_RUNTIME),
             ]
         )
 
@@ -134,14 +155,17 @@ class _Build:
         name = f"runtime-{self.trace}" if self.trace else "runtime"
         return _cached(name, content_key(_EMPTY_DESIGN, self.identity), fill) / "libverilated.a"
 
-    def verilate(self, work: Path, top: str, targets: Sequence[str], log: TextIO, blocks: Sequence[str] = ()) -> Path:
-        """Translate ``work/TOP.v`` to C++, make ``targets`` of it, and return their folder."""
+    def verilate(self, work: Path, top: str, targets: Sequence[str], log: TextIO, settings: Sequence[str] = ()) -> Path:
+        """Translate ``work/TOP.v`` to C++, make ``targets`` of it, and return their folder.
+
+        ``settings``: lines of a Verilator control file.
+        """
         if any(character.isspace() for character in str(work)):
             raise UserError(f"make cannot build in a folder with a space in its name: set PLORA_BUILD_DIR (now {work})")
+        LOG.info("  translating %s with Verilator", top)
         objects = work / "objects"
-        settings = work / "blocks.vlt"
-        lines = [f'hier_block -module "{block}"' for block in blocks]
-        settings.write_text("\n".join(["`verilator_config", *lines, ""]))
+        control = work / "settings.vlt"
+        control.write_text("\n".join(["`verilator_config", *settings, ""]))
         self._run(
             [
                 str(self.verilator.program),
@@ -150,14 +174,16 @@ class _Build:
                 *("--prefix", PREFIX),
                 *("--Mdir", str(objects)),
                 *("-CFLAGS", " ".join(self.cxx_flags)),
-                *(["--hierarchical", str(settings)] if blocks else []),
+                *(["--hierarchical"] if any(line.startswith("hier_block") for line in settings) else []),
+                str(control),
                 str(work / f"{top}.v"),
             ],
             log,
         )
+        LOG.info("  compiling its C++")
         variables = {
             **self.verilator.make_variables(self.cxx),
-            "OPT_FAST": _OPTIMIZE_DESIGN,
+            "OPT_FAST": self.optimize,
             "OPT_GLOBAL": _OPTIMIZE_RUNTIME,
         }
         self._run(
@@ -182,7 +208,7 @@ class _Build:
             [
                 self.cxx,
                 *self.cxx_flags,
-                _OPTIMIZE_DESIGN,
+                self.optimize,
                 "-Wall",
                 f"-DNDP_CHANNELS={channels}",
                 *([f"-DNDP_TRACE_{self.trace.upper()}"] if self.trace else []),

@@ -22,6 +22,8 @@ from plora.sim.device.predict import predict_stream
 from plora.sim.device.stream import Stream, lines_of, place
 
 RESULT = Path(__file__).parent / "results" / "device.json"
+PICTURE = RESULT.with_suffix(".svg")
+"""The histogram of the errors in it."""
 
 CASES = {"small": 324, "full": 63}
 """Cases of the committed comparison."""

@@ -50,7 +50,29 @@ def _waited(timing: MemoryTiming, channels: int, events: Ints) -> Floats:
     return np.where(events <= TABLE, table[np.minimum(events, TABLE)], beyond)
 
 
-def _pass_cycles(demands: Demands) -> Ints:
+def _longest_burst(config: NdpConfig) -> int:
+    c = load_constants()
+    return min(c.page_words, config.dram_buffer_stripes // c.burst_share)
+
+
+def _slack(config: NdpConfig, timing: MemoryTiming) -> float:
+    """Cycles that each stripe of a long stream waits because the DRAM buffer's room comes round too late."""
+    c, longest = load_constants(), _longest_burst(config)
+    turn = timing.read_latency_cycles + c.read_return + c.rendezvous + c.burst_request + 2 + longest
+    return max(turn / _in_flight(config) - timing.beat_cycles, 0.0)
+
+
+def _in_flight(config: NdpConfig) -> int:
+    """Stripes that may be asked for and not yet used."""
+    return min(config.dram_buffer_stripes, load_constants().bursts_in_flight * _longest_burst(config))
+
+
+def hides_latency(config: NdpConfig, timing: MemoryTiming) -> bool:
+    """Whether the DRAM buffer is deep enough for a stream of any length at the speed of memory."""
+    return _slack(config, timing) == 0.0
+
+
+def pass_cycles(demands: Demands) -> Ints:
     """Cycles from one pass over a row group to the next where weights are there."""
     drains = demands.destination != TO_ACCUMULATORS
     return np.maximum(np.maximum(demands.beats, demands.beat_cycles), np.where(drains, 1 + demands.merge_cycles, 1))
@@ -78,7 +100,7 @@ def alone(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Alone:
     # Broadcast, channel queue, and the way to memory and back; weights are asked for a cycle later.
     asked = given + c.burst_cut + 1 + c.burst_request
     word = asked + timing.read_latency_cycles + c.read_return
-    longest = min(c.page_words, config.dram_buffer_stripes // c.burst_share)
+    longest = _longest_burst(config)
     first_weights = np.minimum(np.minimum(longest, c.page_words - d.device_stripe % c.page_words), d.stripes)
     first_operand = np.minimum(c.page_words - d.operand_stripe % c.page_words, d.operand_stripes)
     # Bursts of operand and weights take turns: all but the last of the operand's have weights before them.
@@ -95,13 +117,11 @@ def alone(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Alone:
     granted = np.maximum(given + c.queue, operand_there)
     first_beat = np.maximum(granted + c.grant, arrival(before_weights + 1))
 
-    passes, period = d.groups * d.pairs, _pass_cycles(d)
+    passes, period = d.groups * d.pairs, pass_cycles(d)
     by_array = first_beat + _through(d, passes, period)
     # What the last group's stripe is waited for, its passes follow. A stream longer than the DRAM buffer cannot be
     # faster than the buffer's room comes round.
-    turn = timing.read_latency_cycles + c.read_return + c.rendezvous + c.burst_request + 2 + longest
-    in_flight = min(config.dram_buffer_stripes, c.bursts_in_flight * longest)
-    slow = np.maximum(turn / in_flight - timing.beat_cycles, 0.0) * np.maximum(d.stripes - in_flight, 0)
+    slow = _slack(config, timing) * np.maximum(d.stripes - _in_flight(config), 0)
     by_memory = arrival(all_words) + slow + _through(d, d.pairs, period) - (d.beats - 1)
     last_beat = np.maximum(by_array, by_memory)
     held_up = period > d.beats
@@ -156,7 +176,7 @@ def interval(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Inter
     own_lines = 2 + -(-d.lines // config.channels)
     ready = 1 / (1 - timing.stall)
     memory = (d.stripes + d.operand_stripes + own_lines) * timing.beat_cycles * ready
-    array = (d.groups * d.pairs * _pass_cycles(d) + 1).astype(np.float64)
+    array = (d.groups * d.pairs * pass_cycles(d) + 1).astype(np.float64)
     one, pair = geometric(timing.stall), geometric(timing.stall, 2)
     taken = c.engine_job - 1  # from offered to taken by the queue engine
     sending = 1 + c.write_start + d.lines * (1 + pair)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 import traceback
 from typing import NoReturn, cast
 
 from plora.hw.defs.errors import UserError
-from plora.sw.cli.command import CommandModule, CommandParser, check_out_dir, deliver
+from plora.sw.cli.command import CommandModule, CommandParser, check_out_dir, deliver, say
 from plora.sw.version import plora_version
 
 VERBS = {
@@ -31,6 +32,14 @@ EXIT_USER_ERROR = 2
 EXIT_INTERNAL_ERROR = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+
+
+class _Progress(logging.Handler):
+    """What the layers below report of long work, on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one report."""
+        say(record.getMessage())
 
 
 class _TopParser(argparse.ArgumentParser):
@@ -92,6 +101,10 @@ def main(argv: list[str] | None = None) -> int:
     0: done; 2: the user can mend it (one line says how); 70: plora failed; 130: interrupted.
     """
     arguments = sys.argv[1:] if argv is None else argv
+    reports = logging.getLogger("plora")
+    if not reports.handlers:
+        reports.addHandler(_Progress())
+        reports.setLevel(logging.INFO)
     debug = "--debug" in arguments or os.environ.get("PLORA_DEBUG", "") not in ("", "0")
     try:
         return _run(arguments)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from plora.hw.defs.config import PRESETS, NdpConfig, preset
 from plora.hw.defs.errors import UserError
-from plora.sw.cli.command import CommandParser, Result, say
+from plora.sw.cli.command import CommandParser, Result
 
 if TYPE_CHECKING:
     from plora.hw.defs.port import DevicePort
@@ -158,7 +158,6 @@ def _open_device(name: str, config: NdpConfig, seed: int, stack: ExitStack) -> t
     if name == "rtl":
         from plora.hw.cosim.device import RtlDevice
 
-        say(f"building the {config.name} RTL, unless that was done before")
         rtl = stack.enter_context(RtlDevice(config, seed=seed))
         return rtl, rtl.memory.size
     if name == "timed":

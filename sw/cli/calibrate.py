@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from plora.hw.defs.config import PRESETS
 from plora.hw.defs.errors import UserError
-from plora.sw.cli.command import CommandParser, Result, say
+from plora.sw.cli.command import CommandParser, Result, say, table, write_files
 
 if TYPE_CHECKING:
     from plora.sim.calibration.device import Comparison, Measured
@@ -69,11 +69,12 @@ def run(args: argparse.Namespace) -> Result:
         stale = calibration.repredicted(calibration.committed())
         data["stale_predictions"] = len(stale)
         good = good and not stale
+    document, picture = calibration.document(comparisons), calibration.picture(comparisons)
     if args.write:
-        calibration.RESULT.write_text(calibration.document(comparisons), encoding="utf-8")
-    text = _text(data, comparisons)
-    files = {"comparisons.json": calibration.document(comparisons), "errors.svg": calibration.picture(comparisons)}
-    return Result(data=data, text=text, files=files, exit_status=0 if good else EXIT_DRIFT)
+        files = {calibration.PICTURE.name: picture, calibration.RESULT.name: document}
+        write_files(calibration.RESULT.parent, files)
+    files = {"comparisons.json": document, "errors.svg": picture}
+    return Result(data=data, text=_text(data, comparisons), files=files, exit_status=0 if good else EXIT_DRIFT)
 
 
 def _measure(case: Case, seeds: int) -> Measured:
@@ -106,8 +107,6 @@ def _measure(case: Case, seeds: int) -> Measured:
 
 
 def _text(data: dict[str, Any], comparisons: Sequence[Comparison]) -> str:
-    from plora.sw.cli.predict import table
-
     rows = [("all", data)]
     for key in ("by_preset", "by_kind", "by_read_latency_cycles", "by_stall"):
         rows += [

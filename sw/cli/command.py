@@ -17,7 +17,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -114,6 +114,17 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 0) -> str:
+    """Columns of text: the first ``left`` of them left-aligned, the others right-aligned."""
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+
+    def cell(text: str, column: int) -> str:
+        return text.ljust(widths[column]) if column < left else text.rjust(widths[column])
+
+    return "\n".join("  ".join(cell(text, i) for i, text in enumerate(line)).rstrip() for line in lines)
+
+
 def check_out_dir(out: Path) -> None:
     """Refuse an output folder that could not be written, before any work is done.
 
@@ -181,7 +192,7 @@ def write_files(out: Path, files: Mapping[str, str | bytes]) -> None:
             staged.append((Path(temporary), target))
             with os.fdopen(handle, "wb") as stream:
                 stream.write(content.encode() if isinstance(content, str) else content)
-            os.chmod(temporary, 0o666 & ~_umask())
+            os.chmod(temporary, 0o666 & ~umask())
         for source, target in staged:
             os.replace(source, target)
     except OSError as error:
@@ -191,7 +202,8 @@ def write_files(out: Path, files: Mapping[str, str | bytes]) -> None:
             source.unlink(missing_ok=True)
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The process's mask of file permissions."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

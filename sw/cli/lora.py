@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from plora.sw.adapters import Adapter
     from plora.sw.lora import ModuleReport
 
-SUMMARY = "run a PEFT adapter's y = x A B on the device model or the RTL and compare the bits"
+SUMMARY = "run a PEFT adapter's y = x A B on a device model or the RTL and compare the bits"
 
+_DEVICES = {"model": "model", "timed": "cycle model", "rtl": "RTL"}
 MAX_BATCH = 4096
 EXIT_MISMATCH = 1
 
@@ -27,9 +28,9 @@ def configure(parser: CommandParser) -> None:
     parser.add_argument("--adapter", metavar="DIR", type=Path, required=True, help="folder of a PEFT LoRA adapter")
     parser.add_argument(
         "--device",
-        choices=("model", "rtl"),
+        choices=tuple(_DEVICES),
         default="model",
-        help="functional model, or the RTL under Verilator (default: model)",
+        help="functional model, the cycle model, or the RTL under Verilator (default: model)",
     )
     parser.add_argument("--preset", default="small", help=f"size of the device: {', '.join(PRESETS)} (default: small)")
     parser.add_argument(
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> Result:
     seconds = sum(report.run_s for report in reports)
     session.queue.close()
     match = all(report.match for report in reports)
-    timed = args.device == "rtl"
+    timed = args.device != "model"
     data = {
         "adapter": adapter.name,
         "base_model": adapter.config.base_model,
@@ -113,12 +114,12 @@ def _open_device(name: str, config: NdpConfig, seed: int) -> tuple[DevicePort, i
     if name == "rtl":
         from plora.hw.cosim.device import RtlDevice
 
-        say(f"building the {config.name} RTL, unless that was done before")
         rtl = RtlDevice(config, seed=seed)
         return rtl, rtl.memory.size
+    from plora.sim.device.timed import TimedDevice
     from plora.sim.functional import FunctionalDevice
 
-    model = FunctionalDevice(config)
+    model = FunctionalDevice(config) if name == "model" else TimedDevice(config)
     return model, model.memory.size_bytes
 
 
@@ -195,7 +196,7 @@ def _text(
         if not wrong
         else f"{wrong} modules DIFFER from the golden model"
     )
-    where = f"{config.name} {'RTL' if timed else 'model'}"
+    where = f"{config.name} {_DEVICES[args.device]}"
     return "\n".join(
         [f"{adapter.name}: {shape} on the {where}, batch {args.batch_size}, seed {args.seed}", "", *lines, "", verdict]
     )

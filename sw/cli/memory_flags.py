@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from plora.sim.device.stream import Stream
 
 
+DESCRIPTORS_HELP = "descriptors as JSON Lines or CSV, see docs/device-model.md"
+
+
 def add_stream_flags(parser: CommandParser) -> None:
-    """Add them."""
+    """Add them all."""
+    parser.add_argument("--descriptors", metavar="FILE", type=Path, required=True, help=DESCRIPTORS_HELP)
+    add_device_flags(parser)
+
+
+def add_device_flags(parser: CommandParser) -> None:
+    """Add all but the file."""
     add = parser.add_argument
-    add(
-        "--descriptors",
-        metavar="FILE",
-        type=Path,
-        required=True,
-        help="descriptors as JSON Lines or CSV, see docs/device-model.md",
-    )
     add("--preset", default="small", help=f"size of the device: {', '.join(PRESETS)} (default: small)")
     add("--read-latency", type=int, default=None, metavar="CYCLES", help="of memory (default: 40)")
     add("--write-latency", type=int, default=None, metavar="CYCLES", help="of memory (default: 20)")

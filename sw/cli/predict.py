@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from plora.hw.defs.config import preset
 from plora.hw.defs.errors import UserError
-from plora.sw.cli.command import CommandParser, Result
+from plora.sw.cli.command import CommandParser, Result, table
 from plora.sw.cli.memory_flags import add_stream_flags, stream_of, timing_of
 
 if TYPE_CHECKING:
@@ -103,9 +103,3 @@ def run(args: argparse.Namespace) -> Result:
 def _rounded(cycles: float) -> float | int:
     """Whole cycles as integers; expected values, where memory stalls at random, to a tenth."""
     return int(cycles) if cycles == int(cycles) else round(cycles, 1)
-
-
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Columns of text, right-aligned."""
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    return "\n".join("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in (head, *rows))

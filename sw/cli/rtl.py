@@ -7,11 +7,12 @@ import hashlib
 import time
 
 from plora.hw.defs.config import PRESETS, NdpConfig, preset
-from plora.sw.cli import rtl_exec
-from plora.sw.cli.command import CommandParser, Result, say
-from plora.sw.cli.predict import table
+from plora.sw.cli import rtl_bench, rtl_exec, rtl_wave
+from plora.sw.cli.command import CommandModule, CommandParser, Result, say, table
 
-SUMMARY = "emit the device's Verilog, build its simulation, run descriptors on it, or measure their overhead"
+SUMMARY = "emit the device's Verilog, build its simulation; run, measure and trace descriptors on it"
+
+_NESTED: dict[str, CommandModule] = {"exec": rtl_exec, "bench": rtl_bench, "wave": rtl_wave}
 
 
 def configure(parser: CommandParser) -> None:
@@ -20,11 +21,12 @@ def configure(parser: CommandParser) -> None:
         {
             "emit": "write the Verilog of a preset, the same bytes every time (--out DIR gets ndp_device.v)",
             "build": "compile the simulation of a preset with Verilator, unless that was done before",
-            "exec": rtl_exec.SUMMARY,
             "overhead": "measure what a descriptor costs beside its work: cycles, and bytes on the link",
+            **{name: module.SUMMARY for name, module in _NESTED.items()},
         }
     )
-    rtl_exec.configure(actions["exec"])
+    for name, module in _NESTED.items():
+        module.configure(actions[name])
     for name in ("emit", "build", "overhead"):
         actions[name].add_argument("--preset", default="small", help=f"{', '.join(PRESETS)} (default: small)")
     actions["build"].add_argument(
@@ -34,8 +36,8 @@ def configure(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Run the nested verb."""
-    if args.action == "exec":
-        return rtl_exec.run(args)
+    if args.action in _NESTED:
+        return _NESTED[args.action].run(args)
     config = preset(args.preset)
     if args.action == "overhead":
         return _overhead(config)
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> Result:
 def _overhead(config: NdpConfig) -> Result:
     from plora.sw.overhead_run import LATENCIES, as_dict, measure_overhead
 
-    say(f"measuring on the {config.name} RTL (the first time it is built, which takes a while)")
+    say(f"measuring on the {config.name} RTL")
     found = measure_overhead(config)
     purposes = [name for name, value in found[0].link_bytes.items() if name != "load_bytes"]
     shapes = [f"{one.device_rows} x {one.device_columns}, B {one.gpu_rows}" for one in found]
@@ -78,7 +80,6 @@ def _overhead(config: NdpConfig) -> Result:
 def _emit(config: NdpConfig) -> Result:
     from plora.hw.build.verilog import TOP, device_verilog
 
-    say(f"emitting the {config.name} device")
     text = device_verilog(config)
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = f"{TOP}.v"
@@ -100,7 +101,6 @@ def _build(config: NdpConfig, trace: str | None) -> Result:
     from plora.hw.build.device import device_library
     from plora.hw.build.toolchain import find_cxx, find_verilator
 
-    say(f"building the {config.name} device (the first time takes a while)")
     start = time.perf_counter()
     library = device_library(config, trace=trace)
     seconds = time.perf_counter() - start

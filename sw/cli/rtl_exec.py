@@ -6,9 +6,8 @@ import argparse
 from typing import Any
 
 from plora.hw.defs.errors import UserError
-from plora.sw.cli.command import CommandParser, Result, say
+from plora.sw.cli.command import CommandParser, Result, say, table
 from plora.sw.cli.memory_flags import add_stream_flags, stream_of, timing_of
-from plora.sw.cli.predict import table
 
 SUMMARY = "run descriptors from a file on the RTL and time them"
 

@@ -1,10 +1,11 @@
-"""Rates of the host software and of the functional device: `python tests/bench/host.py`.
+"""Rates of the host software and of the functional device: `python -m tests.bench.host`.
 
 CPU time of one process, the best of a few rounds, so that other work on the machine matters little.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -74,5 +75,6 @@ def _descriptor_rate(w: np.ndarray, x: np.ndarray, count: int, rounds: int) -> f
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for name, rate in measure().items():
         print(f"{rate:12,.0f}  {name}")

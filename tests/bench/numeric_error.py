@@ -1,4 +1,4 @@
-"""How far the PE array's results are from exact ones: `python tests/bench/numeric_error.py`.
+"""How far the PE array's results are from exact ones: `python -m tests.bench.numeric_error`.
 
 Compared with the sum of the exact products in float64 (whose own error is far below all figures
 here): the sum on the grid before it is rounded, and the FP16 result; beside them, float32 sums of
@@ -8,6 +8,7 @@ BF16 operands, with the exponents that the host chooses (`plora.sw.scaling`).
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,6 +117,7 @@ def _line(case: Case, k: int, sums: Sums, on_grid: Floats, off: float, off32: fl
 
 def main() -> None:
     """Print one line for every type, case and K."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for what, cases, line in (("FP16", CASES, fp16_line), ("BF16", BF16_CASES, bf16_line)):
         print(f"{what:41} {'K':>6} {'grid rms':>9} {'grid max':>9} {'off':>9} {'FP32 rms':>9} {'FP32 off':>9}")
         for case in cases:

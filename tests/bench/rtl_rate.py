@@ -6,14 +6,14 @@ compared with the golden model outside the measured time) and while it waits.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from pathlib import Path
 
 import numpy as np
 
 from plora.hw.cosim.device import RtlDevice
-from plora.hw.defs.config import preset
+from plora.hw.defs.config import PRESETS, preset
 from plora.sw.adapters import read_adapter
 from plora.sw.lora import DeviceAdapter, Strategy, choose_modules, run_and_compare
 from plora.sw.session import open_session
@@ -49,12 +49,18 @@ def measure(name: str, layers: str | None = None) -> dict[str, float]:
     }
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     """Print a line for each preset."""
-    for name in names or ["tiny", "small"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("presets", metavar="PRESET", nargs="*", help=f"{', '.join(PRESETS)} (default: tiny small)")
+    names = parser.parse_args().presets or ["tiny", "small"]
+    for name in names:
+        if name not in PRESETS:
+            parser.error(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
+    for name in names:
         rates = measure(name)
         print(f"{name}: " + ", ".join(f"{key} {value:.0f}" for key, value in rates.items()))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

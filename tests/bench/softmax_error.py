@@ -8,6 +8,7 @@ uses; the float64 reference uses it with all bits.
 
 from __future__ import annotations
 
+import argparse
 import math
 from typing import NamedTuple
 
@@ -99,6 +100,7 @@ def attention_error(tokens: int, spread: float, *, rows: int = ROWS, seed: int =
 
 def main() -> None:
     """Print both tables."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     exp2 = exp2_error()
     print(f"2**f, relative: max {exp2.largest:.2e}, rms {exp2.rms:.2e}; p = 2**(t - M): max {exp2.fp16_ulp:.3f} ulp")
     heads = ("spread", "tokens", "p, ulp", "p/l, ulp", "> 1 ulp", "O max", "O rms", "FP16 rms")

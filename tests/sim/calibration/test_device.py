@@ -22,6 +22,10 @@ def test_the_committed_errors_are_within_limits() -> None:
         assert within_limits(own), figures(own)
 
 
+def test_the_committed_picture_shows_the_committed_errors() -> None:
+    assert calibration.PICTURE.read_text() == calibration.picture(committed())
+
+
 def test_every_kind_latency_and_stall_was_compared() -> None:
     comparisons = [c for c in committed() if c.preset == "small"]
     found = Counter((c.kind, c.read_latency_cycles, c.stall) for c in comparisons)

@@ -115,3 +115,17 @@ def test_a_mistake_is_one_line_and_exit_status_2(
     (line,) = captured.err.splitlines()
     assert line.startswith("plora: error: ")
     assert message in line
+
+
+def test_the_cycle_model_takes_the_cycles_of_the_rtl(capsys: pytest.CaptureFixture[str], adapter: str) -> None:
+    arguments = ("--adapter", adapter, "--preset", "tiny", "--layers", "1", "--batch-size", "3")
+    found = {}
+    for device in ("timed", "rtl"):
+        status, data = run_json(capsys, *arguments, "--device", device)
+        assert (status, data["match"], data["device"]) == (0, True, device)
+        found[device] = data
+    assert found["timed"]["simulated_cycles"] == pytest.approx(found["rtl"]["simulated_cycles"], rel=0.03)
+    for ours, theirs in zip(found["timed"]["modules"], found["rtl"]["modules"], strict=True):
+        assert ours["core_cycles"] == pytest.approx(theirs["core_cycles"], rel=0.03, abs=8)
+    assert main(["lora", *arguments, "--device", "timed"]) == 0
+    assert "on the tiny cycle model" in capsys.readouterr().out

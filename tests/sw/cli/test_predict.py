@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from plora.sim.core.constants import load_constants
 from plora.sw.cli import main
 
 STREAM = """\
@@ -108,12 +110,22 @@ def test_rtl_exec_refuses_bad_seeds(capsys: pytest.CaptureFixture[str], stream: 
     assert "--seeds 0" in capsys.readouterr().err
 
 
-def test_calibration_of_a_sample_reports_errors_within_limits(capsys: pytest.CaptureFixture[str]) -> None:
-    found = command(capsys, "calibrate", "--preset", "tiny", "--cases", 9, "--seeds", 6)
-    assert found["cases"] == 9
+def test_rtl_and_model_have_not_drifted_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    found = command(capsys, "calibrate", "--check")
+    assert found["cases"] == 27 and set(found["by_preset"]) == {"small"}
     assert found["mean_abs_error"] <= 0.01
     assert found["max_abs_error"] >= found["mean_abs_error"]
-    assert found["within_limits"] is True
+    assert found["within_limits"] is True and found["stale_predictions"] == 0
+
+
+def test_drift_fails_the_check(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    constants = load_constants()
+    # A core that takes ten cycles longer to decode than the RTL's.
+    slower = structs.replace(constants, decode=constants.decode + 10)
+    monkeypatch.setattr("plora.sim.device.kernel.load_constants", lambda: slower)
+    assert main(["calibrate", "--check", "--preset", "tiny", "--cases", "9", "--seeds", "1", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["within_limits"] is False and found["stale_predictions"] > 300
 
 
 @pytest.mark.parametrize(

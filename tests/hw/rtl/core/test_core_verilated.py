@@ -16,7 +16,6 @@ import pytest
 from plora.hw.cosim.device import ResponseOrder, RtlDevice
 from plora.hw.defs.config import KEPT_MAX_VALUES, NdpConfig, preset
 from plora.hw.defs.descriptor import Keep, Op, Source
-from plora.hw.defs.packing import operand_row_stripes, pack_geometry, result_row_words
 from plora.hw.defs.status import Status
 from tests.hw.rtl.core.rig import SLOT_LOG2, Report, Rig, random_steps
 from tests.hw.rtl.core.system import Step, step
@@ -206,46 +205,3 @@ def test_a_reset_with_work_in_flight_leaves_nothing_behind() -> None:
         rig.device.wait(cycles)
         rig.device.reset()
         rig.run(random_steps(TINY, random.Random(cycles), 12))
-
-
-def period(rig: Rig, steps: list[Step]) -> float:
-    """Cycles that one more descriptor takes in a row of equal ones."""
-    few, many = (rig.run(steps[:count], compare=False).busy_cycles for count in (3, len(steps)))
-    return (many - few) / (len(steps) - 3)
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("shape", [(128, 1000), (1020, 128)], ids=["A", "B"])
-def test_gemv_streams_at_the_speed_of_memory(shape: tuple[int, int], batch: int) -> None:
-    rig = small_rig()
-    steps = [step(SMALL, numbers(12), *shape, batch) for _ in range(7)]
-    g = pack_geometry(SMALL, *shape)
-    alone = rig.run(steps[:1], compare=False).completions[0].cycles
-    assert g.stripes / alone >= 0.97, f"{g.stripes} beats in {alone} cycles"
-    # The operand and the result need the memory too, and so do descriptor and completion.
-    operand = batch * operand_row_stripes(SMALL, shape[1])
-    result = batch * result_row_words(shape[0]) // SMALL.channels
-    cycles = period(rig, steps)
-    assert cycles <= g.stripes + operand + result + 6, f"{cycles} cycles for {g.stripes} + {operand} + {result} stripes"
-
-
-def test_gemm_uses_the_array_in_every_cycle_and_reads_weights_once() -> None:
-    rig = small_rig()
-    n, k, batch = 64, 1000, 14
-    steps = [step(SMALL, numbers(13), n, k, batch) for _ in range(6)]
-    g = pack_geometry(SMALL, n, k)
-    beats = g.stripes * batch // 2
-    report = rig.run(steps[:1], compare=False)
-    assert report.completions[0].cycles <= beats / 0.98
-    assert report.counters["WORDS_READ"] == SMALL.channels * (g.stripes + batch * operand_row_stripes(SMALL, k))
-    assert period(rig, steps) - beats <= 4, "the gap between two descriptors"
-
-
-@pytest.mark.parametrize("stall", [0.1, 0.3])
-def test_a_stalling_memory_costs_no_more_than_its_stalls(stall: float) -> None:
-    rig = small_rig(stall=stall)
-    n, k = 128, 1024
-    cycles = rig.run([step(SMALL, numbers(14), n, k, 1)], compare=False).completions[0].cycles
-    throughput = pack_geometry(SMALL, n, k).stripes / cycles
-    # The slowest of the channels decides, each draws its own stalls.
-    assert throughput >= 1 - stall - 0.03, f"{throughput:.3f} of the beats at stall {stall}"
