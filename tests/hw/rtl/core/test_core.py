@@ -11,7 +11,7 @@ from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.descriptor import Keep, Source
 from plora.hw.defs.status import Status
 from tests.hw.rtl.core.bench import TINY
-from tests.hw.rtl.core.system import GRUMPY, IDEAL, Mood, System, step
+from tests.hw.rtl.core.system import GRUMPY, IDEAL, Mood, System, attention_steps, step
 
 ONE_CHANNEL = replace(TINY, name="tiny-1", channels=1)
 
@@ -30,6 +30,8 @@ def test_chains_sums_and_refusals_give_the_bytes_of_the_functional_core(config: 
         step(config, rng, 1, 40, 2, chain=1, acc_out=1, name="sums left"),
         step(config, rng, 1, 33, 2, first=False, acc_in=1, name="sums taken up"),
         step(config, rng, 21, 8, 1, kind="bits", name="four rows in a word"),
+        *attention_steps(config, rng, dims=16, rows=3, tiles=[32, 9], value_dims=5, spare_stripes=1),
+        *attention_steps(config, rng, dims=33, rows=1, tiles=[40], value_dims=1, v_tiles=[32, 8]),
     ]
     for one in steps:
         system.add(one)
