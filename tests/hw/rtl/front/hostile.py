@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
+import struct
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +18,8 @@ from plora.hw.cosim.rings import PACKED_BYTES, RingLoad, disable, drive_rings, e
 from plora.hw.defs.config import VALUE_BYTES, NdpConfig
 from plora.hw.defs.descriptor import FIELDS, Descriptor, Keep, Op, Source
 from plora.hw.defs.legality import ChainState, QueueWindow, RingSetup, check, ring_setup_allowed
-from plora.hw.defs.packing import pack_geometry
+from plora.hw.defs.packing import pack_geometry, pack_geometry_transposed
+from plora.hw.defs.queue import EXPONENTS_OFFSET, SOFTMAX_SCALE_OFFSET, VALID_OFFSET
 from plora.hw.defs.registers import (
     GLOBAL,
     MMIO_BITS,
@@ -70,6 +73,9 @@ def plausible_descriptors(config: NdpConfig, setup: RingSetup, count: int, rng: 
             beyond += [0, 1 << config.dpa_bits, (1 << 64) - config.stripe_bytes]
             address = rng.choice(beyond) // config.stripe_bytes * config.stripe_bytes % (1 << 64)
         d = replace(d, device_address=address, op=Op.GEMV if batch == 1 and rng.random() < 0.5 else Op.GEMM)
+        if kind > 0.9 and d.device_rows < 100:
+            found += attention_chain(config, setup, rng)
+            continue
         if kind > 0.8:
             keep = rng.choice([Keep.NONE, Keep.NEW])
             found.append(replace(d, chain=1, keep=keep))
@@ -77,6 +83,15 @@ def plausible_descriptors(config: NdpConfig, setup: RingSetup, count: int, rng: 
             d = replace(product(config, 8, rows if keep else columns, batch, setup.base), source=source)
         found.append(d)
     return found
+
+
+def attention_chain(config: NdpConfig, setup: RingSetup, rng: random.Random) -> list[Descriptor]:
+    """Scores of some tokens through the softmax unit, and their values weighed: a chain of two."""
+    tokens, dims, batch = rng.choice([1, 16, 40]), rng.choice([8, 33, 64]), rng.choice([1, 2, 3])
+    scores = replace(product(config, tokens, dims, batch, setup.base), op=Op.SOFTMAX, chain=1, keep=Keep.NEW)
+    values = product(config, dims, tokens, batch, setup.base)
+    packed_bytes = pack_geometry_transposed(config, dims, tokens).packed_bytes()
+    return [scores, replace(values, source=Source.KEPT, transpose=1, device_bytes=packed_bytes)]
 
 
 def columns_of(descriptors: list[Descriptor]) -> Columns:
@@ -137,16 +152,16 @@ def packed(columns: Columns) -> npt.NDArray[np.uint8]:
     return words.view(np.uint8)
 
 
-def expected_statuses(config: NdpConfig, setup: RingSetup, columns: Columns) -> Iterator[int]:
-    """What the specification says of each descriptor of one queue, in order."""
+def expected_statuses(config: NdpConfig, setup: RingSetup, columns: Columns, scales: Sequence[int]) -> Iterator[int]:
+    """What the specification says of each descriptor of one queue, in order; ``scales``: of each slot."""
     window = QueueWindow(setup.base, setup.limit, 1 << setup.submission_slot_log2, 1 << setup.result_slot_log2)
     chain, failed, inside = ChainState(), False, False
-    for values in zip(*(columns[f.name].tolist() for f in FIELDS), strict=True):
+    for number, values in enumerate(zip(*(columns[f.name].tolist() for f in FIELDS), strict=True)):
         d = Descriptor(*values)
         if inside and failed:
             status = Status.CHAIN_ABORTED
         else:
-            verdict = check(d, config, window, chain if inside else ChainState())
+            verdict = check(d, config, window, chain if inside else ChainState(), scales[number % len(scales)])
             status, chain = verdict.status, verdict.chain
         yield int(status)
         inside = bool(d.chain)
@@ -198,6 +213,21 @@ def random_pokes(config: NdpConfig, count: int, rng: random.Random) -> list[tupl
     ]
 
 
+def random_scales(device: RtlDevice, setup: RingSetup, rng: random.Random) -> list[int]:
+    """Give each slot of the submission ring a softmax scale, and noise in what else line 0 does not use."""
+    edges = [1.0, 2.0**-24, 2.0**-25, 255.0, 256.0, 0.0, -1.0, math.inf, math.nan]
+    scales = []
+    for slot in range(setup.depth):
+        scale = rng.getrandbits(32)
+        if rng.random() < 0.7:
+            (scale,) = struct.unpack("<I", struct.pack("<f", rng.choice(edges)))
+        noise = rng.randbytes(VALID_OFFSET - EXPONENTS_OFFSET)
+        place = setup.submission_base + (slot << setup.submission_slot_log2)
+        device.poke(place + SOFTMAX_SCALE_OFFSET, scale.to_bytes(4, "little") + noise)
+        scales.append(scale)
+    return scales
+
+
 @dataclass
 class Tally:
     """What a run has seen."""
@@ -228,7 +258,7 @@ def run(device: RtlDevice, config: NdpConfig, *, descriptors: int, a_round: int,
         # The first allows nothing: a list without any would allow all.
         windows = [AllowedWindow(0, 0, ())]
         loads: list[RingLoad] = []
-        everything: list[Columns] = []
+        everything: list[tuple[Columns, list[int]]] = []
         for queue in (HOSTILE,) if alone else (HOSTILE, VICTIM):
             base = half * (1 + queue)
             setup = random_setup(config, base, base + half, rng)
@@ -255,22 +285,22 @@ def run(device: RtlDevice, config: NdpConfig, *, descriptors: int, a_round: int,
                 columns = hostile_columns(plausible, count, setup, wide)
                 load.descriptors = packed(columns)
                 loads.append(load)
-                everything.append(columns)
+                everything.append((columns, random_scales(device, setup, rng)))
         device.allow(windows)
         before, started = device.cycles, time.process_time()
         drive_rings(device, loads, pokes=random_pokes(config, a_round // 20, rng), seed=rng.getrandbits(32))
         tally.seconds += time.process_time() - started
         tally.cycles += device.cycles - before
-        for load, columns in zip(loads, everything, strict=True):
-            _compare(config, load, columns, tally, seed)
+        for load, (columns, scales) in zip(loads, everything, strict=True):
+            _compare(config, load, columns, scales, tally, seed)
         for queue in (HOSTILE, VICTIM):
             disable(device, queue)
     return tally
 
 
-def _compare(config: NdpConfig, load: RingLoad, columns: Columns, tally: Tally, seed: int) -> None:
+def _compare(config: NdpConfig, load: RingLoad, columns: Columns, scales: list[int], tally: Tally, seed: int) -> None:
     assert load.statuses is not None
-    expected = np.fromiter(expected_statuses(config, load.setup, columns), np.uint8, len(load.statuses))
+    expected = np.fromiter(expected_statuses(config, load.setup, columns, scales), np.uint8, len(load.statuses))
     differs = np.flatnonzero(expected != load.statuses)
     if differs.size:
         first = int(differs[0])

@@ -15,7 +15,7 @@ from tests.hw.rtl.front.hostile import Tally, run
 
 TINY = preset("tiny")
 MEMORY_BYTES = 1 << 20
-DECODED = {s for s in Status if s < Status.MEMORY_ERROR}
+DECODED = {s for s in Status if s < Status.MEMORY_ERROR} | {Status.BAD_SCALE}
 """What the decoder can say; the rest is said by others."""
 LONGEST_WAIT = 100_000
 """Cycles. A chain of the hostile queue holds the device while its host is slow to take completions: CHAIN_TIMEOUT
