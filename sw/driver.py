@@ -13,6 +13,7 @@ from plora.hw.defs.registers import (
     GLOBAL,
     ID_VALUE,
     INTERFACE_VERSION,
+    RESET_CHAIN_LIMIT,
     RESET_CHAIN_TIMEOUT,
     RESET_POLL_INTERVAL,
     RESET_SHARE,
@@ -21,7 +22,8 @@ from plora.hw.defs.registers import (
     global_offset,
 )
 
-REGISTER_BYTES = 4
+REGISTER_BITS = 32
+REGISTER_BYTES = REGISTER_BITS // 8
 
 
 class DeviceError(UserError):
@@ -79,8 +81,10 @@ class Driver:
         chain_timeout_cycles: how long the device may wait for the next descriptor of a chain.
         poll_interval_cycles: how often it looks at a slot that is not valid yet.
         watchdog_cycles: how long its memory may be silent before what is owed counts as failed; 0: for ever.
+        chain_limit: descriptors after which the device closes a chain; 0: no bound.
 
     Raises:
+        UserError: a value does not fit its register.
         DeviceError: there is no such device behind ``port``, or it is another than ``port.config`` says.
     """
 
@@ -91,14 +95,23 @@ class Driver:
         chain_timeout_cycles: int = RESET_CHAIN_TIMEOUT,
         poll_interval_cycles: int = RESET_POLL_INTERVAL,
         watchdog_cycles: int = RESET_WATCHDOG,
+        chain_limit: int = RESET_CHAIN_LIMIT,
     ) -> None:
+        settings = {
+            "CHAIN_TIMEOUT": (chain_timeout_cycles, REGISTER_BITS),
+            "POLL_INTERVAL": (poll_interval_cycles, REGISTER_BITS),
+            "WATCHDOG": (watchdog_cycles, REGISTER_BITS),
+            "CHAIN_LIMIT": (chain_limit, 16),
+        }
+        for name, (value, bits) in settings.items():
+            if not 0 <= value < 1 << bits:
+                raise UserError(f"{name} is {value}: choose 0 ... {(1 << bits) - 1}")
         self.port = port
         self.config = port.config
         self.traffic = LinkTraffic()
         self._identify()
-        self.write_register(global_offset("CHAIN_TIMEOUT"), chain_timeout_cycles)
-        self.write_register(global_offset("POLL_INTERVAL"), poll_interval_cycles)
-        self.write_register(global_offset("WATCHDOG"), watchdog_cycles)
+        for name, (value, _) in settings.items():
+            self.write_register(global_offset(name), value)
 
     def _identify(self) -> None:
         found = self.read_register(global_offset("ID"))

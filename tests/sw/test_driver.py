@@ -52,7 +52,8 @@ def test_another_configuration_is_refused(monkeypatch: pytest.MonkeyPatch, name:
 
 def test_it_sets_the_timeouts_and_reads_and_clears_the_counters() -> None:
     device = FunctionalDevice(preset("tiny"))
-    driver = Driver(device, chain_timeout_cycles=123, poll_interval_cycles=45, watchdog_cycles=67)
+    driver = Driver(device, chain_timeout_cycles=123, poll_interval_cycles=45, watchdog_cycles=67, chain_limit=8)
+    assert device.mmio_read(global_offset("CHAIN_LIMIT")) == 8
     driver.share(core_words=89, host_lines=3)
     assert device.mmio_read(global_offset("WATCHDOG")) == 67
     assert device.mmio_read(global_offset("SHARE")) == 89 | 3 << 16
@@ -62,6 +63,20 @@ def test_it_sets_the_timeouts_and_reads_and_clears_the_counters() -> None:
     assert driver.counters()["CYCLES"] == (1 << 32) + 7
     driver.clear_counters()
     assert set(driver.counters().values()) == {0}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"chain_limit": 1 << 16},
+        {"watchdog_cycles": -1},
+        {"poll_interval_cycles": 1 << 32},
+        {"chain_timeout_cycles": -5},
+    ],
+)
+def test_a_setting_beyond_its_register_is_refused(setting: dict[str, int]) -> None:
+    with pytest.raises(UserError, match=r"is -?\d+: choose 0"):
+        Driver(FunctionalDevice(preset("tiny")), **setting)
 
 
 @pytest.mark.parametrize("words", [{"core_words": 1 << 16}, {"host_lines": -1}])

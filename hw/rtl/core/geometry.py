@@ -94,6 +94,9 @@ def geometry(m: Module, config: NdpConfig, fetched: data.View) -> data.View:
         g.above_base.eq(d.device_address >= fetched.base),
         g.limit_exists.eq(fetched.limit <= 1 << config.dpa_bits),
     ]
+    if not channels_log2:
+        # Said, or the Verilog has a block without inputs, which Verilator refuses.
+        m.d.comb += g.split_log2.eq(k[:1] & 0)
     for parts_log2 in range(1, channels_log2 + 1):
         with m.If((k > KEPT_MAX_VALUES) & (n <= config.channels >> parts_log2) & ~d.transpose):
             m.d.comb += g.split_log2.eq(parts_log2)
