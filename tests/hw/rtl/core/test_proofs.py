@@ -19,6 +19,7 @@ from amaranth.lib import data
 from amaranth.lib.wiring import connect
 
 from plora.hw.defs.config import preset
+from plora.hw.defs.descriptor import DType, Op, Type
 from plora.hw.defs.status import Status
 from plora.hw.rtl.core import bursts, decoder, result_writer, retirement
 from plora.hw.rtl.core.multiplier import multiply_steps
@@ -238,9 +239,9 @@ def decoder_properties(source: ModuleType) -> tuple[Module, list[Any]]:
                 Assert(geometry.limit_exists == (fetched.limit <= 1 << 16)),
             ]
     illegal = {
-        Status.BAD_TYPE: d.type != 3,
-        Status.BAD_OP: (d.op == 0) | (d.op > 3),
-        Status.BAD_DTYPE: d.dtype != 0,
+        Status.BAD_TYPE: d.type != Type.READ_COMPUTE,
+        Status.BAD_OP: (d.op == Op.NONE) | (d.op > Op.SOFTMAX),
+        Status.BAD_DTYPE: d.dtype > DType.BF16,
         Status.ZERO_DIMENSION: (d.device_rows == 0) | (d.device_columns == 0) | (d.gpu_rows == 0),
         Status.OUT_OF_WINDOW: ~inside,
     }

@@ -19,7 +19,7 @@ from plora.hw.defs.config import VALUE_BYTES, NdpConfig
 from plora.hw.defs.descriptor import FIELDS, Descriptor, Keep, Op, Source
 from plora.hw.defs.legality import ChainState, QueueWindow, RingSetup, check, ring_setup_allowed
 from plora.hw.defs.packing import pack_geometry, pack_geometry_transposed
-from plora.hw.defs.queue import EXPONENTS_OFFSET, SOFTMAX_SCALE_OFFSET, VALID_OFFSET
+from plora.hw.defs.queue import EXPONENTS_OFFSET, SOFTMAX_SCALE_OFFSET, VALID_OFFSET, Exponents
 from plora.hw.defs.registers import (
     GLOBAL,
     MMIO_BITS,
@@ -35,6 +35,8 @@ from plora.hw.defs.status import Status
 from plora.hw.rtl.front.links import CORE, QUEUES
 
 Columns = dict[str, npt.NDArray[np.uint64]]
+Scale = tuple[int, Exponents]
+"""What a slot's line 0 states beside the descriptor."""
 SLOT_LOG2 = 11
 HOSTILE, VICTIM = 0, 1
 
@@ -152,7 +154,7 @@ def packed(columns: Columns) -> npt.NDArray[np.uint8]:
     return words.view(np.uint8)
 
 
-def expected_statuses(config: NdpConfig, setup: RingSetup, columns: Columns, scales: Sequence[int]) -> Iterator[int]:
+def expected_statuses(config: NdpConfig, setup: RingSetup, columns: Columns, scales: Sequence[Scale]) -> Iterator[int]:
     """What the specification says of each descriptor of one queue, in order; ``scales``: of each slot."""
     window = QueueWindow(setup.base, setup.limit, 1 << setup.submission_slot_log2, 1 << setup.result_slot_log2)
     chain, failed, inside = ChainState(), False, False
@@ -161,7 +163,7 @@ def expected_statuses(config: NdpConfig, setup: RingSetup, columns: Columns, sca
         if inside and failed:
             status = Status.CHAIN_ABORTED
         else:
-            verdict = check(d, config, window, chain if inside else ChainState(), scales[number % len(scales)])
+            verdict = check(d, config, window, chain if inside else ChainState(), *scales[number % len(scales)])
             status, chain = verdict.status, verdict.chain
         yield int(status)
         inside = bool(d.chain)
@@ -213,18 +215,21 @@ def random_pokes(config: NdpConfig, count: int, rng: random.Random) -> list[tupl
     ]
 
 
-def random_scales(device: RtlDevice, setup: RingSetup, rng: random.Random) -> list[int]:
-    """Give each slot of the submission ring a softmax scale, and noise in what else line 0 does not use."""
+def random_scales(device: RtlDevice, setup: RingSetup, rng: random.Random) -> list[Scale]:
+    """Give each slot of the submission ring a softmax scale and exponents, and noise in what line 0 does not use."""
     edges = [1.0, 2.0**-24, 2.0**-25, 255.0, 256.0, 0.0, -1.0, math.inf, math.nan]
-    scales = []
+    scales: list[Scale] = []
     for slot in range(setup.depth):
         scale = rng.getrandbits(32)
         if rng.random() < 0.7:
             (scale,) = struct.unpack("<I", struct.pack("<f", rng.choice(edges)))
-        noise = rng.randbytes(VALID_OFFSET - EXPONENTS_OFFSET)
+        numbers = Exponents(*(rng.choice([0, 1, -1, 39, 40, 127, -128]) for _ in Exponents._fields))
+        if rng.random() < 0.5:
+            numbers = Exponents()
+        noise = struct.pack("3b", *numbers) + rng.randbytes(VALID_OFFSET - EXPONENTS_OFFSET - 3)
         place = setup.submission_base + (slot << setup.submission_slot_log2)
         device.poke(place + SOFTMAX_SCALE_OFFSET, scale.to_bytes(4, "little") + noise)
-        scales.append(scale)
+        scales.append((scale, numbers))
     return scales
 
 
@@ -258,7 +263,7 @@ def run(device: RtlDevice, config: NdpConfig, *, descriptors: int, a_round: int,
         # The first allows nothing: a list without any would allow all.
         windows = [AllowedWindow(0, 0, ())]
         loads: list[RingLoad] = []
-        everything: list[tuple[Columns, list[int]]] = []
+        everything: list[tuple[Columns, list[Scale]]] = []
         for queue in (HOSTILE,) if alone else (HOSTILE, VICTIM):
             base = half * (1 + queue)
             setup = random_setup(config, base, base + half, rng)
@@ -298,7 +303,7 @@ def run(device: RtlDevice, config: NdpConfig, *, descriptors: int, a_round: int,
     return tally
 
 
-def _compare(config: NdpConfig, load: RingLoad, columns: Columns, scales: list[int], tally: Tally, seed: int) -> None:
+def _compare(config: NdpConfig, load: RingLoad, columns: Columns, scales: list[Scale], tally: Tally, seed: int) -> None:
     assert load.statuses is not None
     expected = np.fromiter(expected_statuses(config, load.setup, columns, scales), np.uint8, len(load.statuses))
     differs = np.flatnonzero(expected != load.statuses)
