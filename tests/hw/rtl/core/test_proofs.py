@@ -204,7 +204,7 @@ def decoder_properties(source: ModuleType) -> tuple[Module, list[Any]]:
     inner = built.inner
     names = ("GEOMETRY", "MULTIPLY", "WAIT", "SAY", "GIVE")
     state = {name: built.state(name) for name in names}
-    geometry = inner["geometry"]
+    geometry = inner["found"]
     end = Signal(66)
     m.d.comb += end.eq(d.device_address + d.device_bytes)
     inside = Signal()
