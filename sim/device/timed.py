@@ -18,6 +18,7 @@ from plora.hw.defs.queue import (
     RESULT_OFFSET,
     VALID_OFFSET,
     VALID_TAG,
+    exponents_of,
     operand_offset,
     softmax_scale_of,
     valid_word,
@@ -304,7 +305,13 @@ class TimedDevice(FunctionalDevice):
             window = QueueWindow(setup.base, setup.limit, 1 << setup.submission_slot_log2, 1 << setup.result_slot_log2)
             first = self._chain_queue is None
             outcome = self._core.execute(
-                d, window, submission_slot, result_slot, first=first, softmax_scale=softmax_scale_of(line)
+                d,
+                window,
+                submission_slot,
+                result_slot,
+                first=first,
+                softmax_scale=softmax_scale_of(line),
+                exponents=exponents_of(line),
             )
         self._follow_chain(wanted.queue, d, faulty=faulty)
         demand = None

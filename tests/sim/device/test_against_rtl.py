@@ -9,7 +9,7 @@ import pytest
 
 from plora.hw.cosim.device import RtlDevice
 from plora.hw.defs.config import preset
-from plora.hw.defs.descriptor import Op
+from plora.hw.defs.descriptor import DType, Op
 from plora.hw.defs.status import Status
 from plora.sim.calibration.device import stream_of
 from plora.sim.calibration.device_cases import cases
@@ -19,6 +19,7 @@ from plora.sim.device.record import Call, RecordingPort, play
 from plora.sim.device.stream import lines_of, place
 from plora.sim.device.timed import TimedDevice
 from plora.sim.functional.device import FunctionalDevice
+from plora.sim.golden.bf16 import from_float, to_float
 from plora.sw.matrix import multiply, multiply_twice, store_matrix
 from plora.sw.session import Session, open_session
 from plora.sw.stream_run import differences, run_stream
@@ -41,6 +42,20 @@ def adapters(session: Session) -> None:
         multiply_twice(session.queue, a, b, rng.standard_normal((rows, 300)).astype(np.float16))
 
 
+def bf16_adapter(session: Session) -> None:
+    """One whose results are right only with its exponents."""
+    rng = np.random.default_rng(3)
+    a, b, x = (from_float(1e-3 * rng.standard_normal(shape)) for shape in ((16, 300), (90, 16), (3, 300)))
+    placed = [store_matrix(session.driver, session.allocator, matrix, "W", DType.BF16) for matrix in (a, b)]
+    y = to_float(multiply_twice(session.queue, placed[0], placed[1], x).y)
+    exact = to_float(x) @ to_float(a).T @ to_float(b).T
+    np.testing.assert_allclose(y, exact, rtol=2.0**-6, atol=2.0**-7 * np.abs(exact).max())
+
+
+def test_the_timed_device_computes_bf16_as_the_functional_one() -> None:
+    bf16_adapter(open_session(TimedDevice(TINY, memory_bytes=MEMORY_BYTES), memory_bytes=MEMORY_BYTES, depth=8))
+
+
 def record(host: Callable[[Session], None]) -> list[Call]:
     """The calls of the driver, with waits that suit the RTL."""
     port = RecordingPort(FunctionalDevice(TINY, MEMORY_BYTES))
@@ -50,7 +65,7 @@ def record(host: Callable[[Session], None]) -> list[Call]:
     return port.calls
 
 
-@pytest.mark.parametrize("host", [one_product, adapters])
+@pytest.mark.parametrize("host", [one_product, adapters, bf16_adapter])
 @pytest.mark.parametrize("latencies", [(40, 20), (150, 80)])
 def test_a_recorded_host_finds_the_same_order_and_times(
     host: Callable[[Session], None], latencies: tuple[int, int]
