@@ -32,7 +32,7 @@ BLOCK_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"row_state_\w+", "sfu.rows"),
     (r"p_scale", "sfu.p_scale"),
     (r"p_scaler_\w+", "sfu.p_scaler"),
-    (r"ndp_device\.core\.sfu", "sfu.control"),
+    (r"ndp_device\.core\.softmax\.sfu", "sfu.control"),
     (r"channel_reader_\w+", "core.reader"),
     (r"ndp_device\.core\.(\w+?)", r"core.\1"),
     (r"ndp_device\.core", "core.wiring"),

@@ -69,7 +69,8 @@ class PScaler(wiring.Component):
     """The sixteen p of one beat of V under the row's last anchor.
 
     Cycle behaviour: the p of cycle t are in ``scaled`` from cycle ``t + LATENCY`` on; a beat a
-    cycle, see `PScale`.
+    cycle. Three steps, each ending in registers: growth of the anchors, as operands come from memories that
+    leave little of a cycle; then those of `PScale`.
 
     Parameters:
         config: its ``channels`` are the tokens of a unit.
@@ -82,7 +83,7 @@ class PScaler(wiring.Component):
         scaled: FP16 bit patterns.
     """
 
-    LATENCY = PScale.LATENCY
+    LATENCY = 1 + PScale.LATENCY
 
     def __init__(self, config: NdpConfig) -> None:
         self._unit = config.channels
@@ -103,17 +104,19 @@ class PScaler(wiring.Component):
         for unit, anchor in enumerate(self.anchors):
             # Both are signed, but their difference is not, and so needs no more bits than they have.
             grown = Signal(ANCHOR_BITS, name=f"grown{unit}")
-            delta = Signal(DELTA_BITS, name=f"delta{unit}")
-            m.d.comb += [
-                grown.eq(self.last - anchor),
-                delta.eq(grown[:DELTA_BITS] | grown[DELTA_BITS:].any().replicate(DELTA_BITS)),
-            ]
+            delta = Signal(DELTA_BITS, name=f"delta{unit}", reset_less=True)
+            m.d.comb += grown.eq(self.last - anchor)
+            with m.If(self.enable):
+                m.d.sync += delta.eq(grown[:DELTA_BITS] | grown[DELTA_BITS:].any().replicate(DELTA_BITS))
             deltas.append(delta)
+        p = Signal.like(self.p, name="taken", reset_less=True)
+        with m.If(self.enable):
+            m.d.sync += p.eq(self.p)
         for lane in range(DOT_LANES):
             scale = PScale()
             add_shared(m, platform, f"scale{lane}", "p_scale", scale)
             m.d.comb += [
-                scale.p.eq(self.p[lane]),
+                scale.p.eq(p[lane]),
                 scale.delta.eq(deltas[lane // self._unit]),
                 scale.enable.eq(self.enable),
                 self.scaled[lane].eq(scale.scaled),

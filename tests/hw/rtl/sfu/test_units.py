@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 from amaranth.hdl import Value
-from amaranth.sim import Simulator
 
 from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.exp2 import FRACTION_BITS, VALUE_BITS
 from plora.hw.rtl.sfu.exp2_fraction import Exp2Fraction
 from plora.hw.rtl.sfu.p_scaler import PScaler
 from plora.hw.rtl.sfu.score_scale import ANCHOR_BITS, ANCHOR_OFFSET, ScoreScale, scaled_layout
+from plora.hw.rtl.sfu.sfu import Sfu
 from plora.hw.rtl.sfu.unit_maximum import UnitMaximum
 from plora.hw.rtl.sfu.unit_sum import UnitSum
 from plora.hw.rtl.sfu.weight_round import WeightRound
 from plora.sim.golden.softmax import exp2_fp16, exp2_fraction, fp16_steps, rescale_weights, scale_scores
-from tests.hw.rtl.sfu.bench import CONFIGS
-from tests.hw.rtl.sfu.compiled import scores_of
-from tests.hw.rtl.sfu.stimuli import KINDS, fp32, random_unit, score_of
+from tests.hw.rtl.core.bench import simulate
+from tests.hw.rtl.sfu.bench import CONFIGS, ReadSfu
+from tests.hw.rtl.sfu.compiled import Run, check_run, scores_of
+from tests.hw.rtl.sfu.stimuli import KINDS, fp32, noise, random_unit, random_units, score_of
 
 NAN = 0x7E00
 ENDS = (0.0, 2.0**-18, 2.0**-19, 1.0, 1 - 2.0**-18, 32766.0, 32766.5, 32767.0, 32767.5, 32768.0)
@@ -34,7 +35,7 @@ def pipelined(dut: Any, stimuli: Sequence[dict[str, int]], output: str) -> list[
     answers: list[int] = []
 
     async def bench(ctx: Any) -> None:
-        if "enable" in dut.signature.members:
+        if isinstance(dut, PScaler):
             ctx.set(dut.enable, 1)
         for cycle in range(len(stimuli) + dut.LATENCY):
             for port, value in stimuli[cycle % len(stimuli)].items():
@@ -43,10 +44,7 @@ def pipelined(dut: Any, stimuli: Sequence[dict[str, int]], output: str) -> list[
                 answers.append(ctx.get(Value.cast(getattr(dut, output))))
             await ctx.tick()
 
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
+    simulate(dut, bench)
     return answers
 
 
@@ -148,6 +146,30 @@ def test_p_are_brought_to_the_last_anchor(name: str) -> None:
     stimuli, expected = scaler_stimuli(CONFIGS[name])
     got = pipelined(PScaler(CONFIGS[name]), stimuli, "scaled")
     assert got == [joined(row, 16) for row in expected]
+
+
+@pytest.mark.parametrize("kind", ["rising", "special"])
+def test_the_whole_sfu_as_compiled(kind: str) -> None:
+    rng, config = np.random.default_rng(5), CONFIGS["two"]
+    units = random_units(rng, config, kind, 80, 3)
+    units += [noise(rng, config) for _ in range(Sfu.LATENCY + Sfu.SETTLE + 8)]
+    rows = [cycle % 3 for cycle in range(len(units))]
+    dut = ReadSfu(config)
+    run = Run([], [], [], [])
+
+    async def bench(ctx: Any) -> None:
+        for unit, row in zip(units, rows, strict=True):
+            ctx.set(dut.valid, int(unit.valid))
+            ctx.set(Value.cast(dut.unit), unit.bits(config))
+            ctx.set(dut.read_row, row)
+            run.valid.append(bool(ctx.get(dut.weights_valid)))
+            run.weights.append(ctx.get(Value.cast(dut.weights)))
+            run.busy.append(bool(ctx.get(dut.busy)))
+            run.states.append(ctx.get(Value.cast(dut.state)))
+            await ctx.tick()
+
+    simulate(dut, bench)
+    check_run("two", units, run, rows)
 
 
 @pytest.mark.parametrize("count", [0, 17])
