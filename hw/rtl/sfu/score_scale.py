@@ -49,9 +49,10 @@ class ScoreScale(wiring.Component):
     other                                  1         0      0
     =====================================  ========  =====  ==========
 
-    Cycle behaviour: a score of cycle t is there from cycle ``t + LATENCY`` on. Four steps, each ending in
-    registers: product, as two numbers; their sum; shift to fixed point; floor, ceiling and fraction with
-    the sign.
+    Cycle behaviour: a score of cycle t is there from cycle ``t + LATENCY`` on. Five steps, each ending in
+    registers: none but the way here, as the scale goes to many lanes and the scores come from a choice
+    between rows; product, as two numbers; their sum; shift to fixed point; floor, ceiling and fraction
+    with the sign.
 
     Ports:
         score: of the drain.
@@ -61,7 +62,7 @@ class ScoreScale(wiring.Component):
         scaled: see `scaled_layout`.
     """
 
-    LATENCY = 4
+    LATENCY = 5
 
     def __init__(self) -> None:
         super().__init__(
@@ -76,14 +77,16 @@ class ScoreScale(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        score = self.score
-        fraction = self.scale[FP32_FRACTION_BITS - SCALE_FRACTION_BITS : FP32_FRACTION_BITS]
+        score, scale, exists, overflowed = (
+            delayed(m, name, getattr(self, name), 1) for name in ("score", "scale", "exists", "overflow")
+        )
+        fraction = scale[FP32_FRACTION_BITS - SCALE_FRACTION_BITS : FP32_FRACTION_BITS]
         significand = Cat(fraction, Const(1, 1))
         # A distance of 0 stands for the largest exponents. Only its lowest bits matter, as all that
         # the legal scales lead to is in 0 ... 60.
         largest = _MOST_LEFT - MIN_EXPONENT + SCORE_BITS - 1 + SCALE_FRACTION_BITS - FRACTION_BITS
         distance = Signal(_DISTANCE_BITS, reset_less=True)
-        m.d.sync += distance.eq(largest + FP32_BIAS - score.exponent - self.scale[FP32_FRACTION_BITS:-1])
+        m.d.sync += distance.eq(largest + FP32_BIAS - score.exponent - scale[FP32_FRACTION_BITS:-1])
 
         # A row for every bit of the scale. Spelled out, this is smaller and faster than what Yosys makes of ``*``.
         product = Signal(SCORE_BITS + SCALE_FRACTION_BITS + 1, reset_less=True)
@@ -97,9 +100,9 @@ class ScoreScale(wiring.Component):
         shifted = Signal(len(product) + _MOST_LEFT, reset_less=True)
         m.d.sync += shifted.eq(Cat(Const(0, _MOST_LEFT), product) >> delayed(m, "distance", distance, 1))
 
-        number = delayed(m, "number", self.exists & ~(score.infinite | score.nan), 3)
-        nan = delayed(m, "nan", self.exists & (score.nan | (score.infinite & ~score.negative)), 3)
-        overflow = delayed(m, "overflow", self.exists & self.overflow & (score.infinite | score.nan), 3)
+        number = delayed(m, "number", exists & ~(score.infinite | score.nan), 3)
+        nan = delayed(m, "nan", exists & (score.nan | (score.infinite & ~score.negative)), 3)
+        overflow = delayed(m, "overflow", exists & overflowed & (score.infinite | score.nan), 3)
         negative = delayed(m, "negative", score.negative, 3)
 
         # With F the fraction of |t| and I its integer: floor and ceiling are I and I + (F > 0), or their

@@ -74,12 +74,12 @@ def weights_layout(config: NdpConfig, tag_bits: int) -> data.StructLayout:
 class Sfu(wiring.Component):
     """Softmax of ``channels`` scores a cycle::
 
-        scores -> scale: 4 -> floor ------- 4 -----------> difference, shift, round: 3 -> p -> sum: 3 -> l
-                          |-> fraction -> 2**f: 3 ---------> |
-                          |-> ceiling -> largest: 2 -> M: 2 -|
+        scores -> scale: 5 -+-> floor ------------ 3 ---------+-> difference, shift, round: 3 -+-> p
+                            +-> fraction -> 2**f: 3 ----------+                                +-> sum: 3 -> l: 3
+                            +-> ceiling -> largest: 2 -> M: 1 +
 
-    Cycle behaviour. Everything is taken and given as it comes: the p of a unit given in cycle t are there
-    in cycle ``t + LATENCY``. A unit a cycle; units of one row at most every second cycle. A row's
+    Cycle behaviour. Everything is taken and given as it comes: the p of a unit given in cycle t are there in
+    cycle ``t + LATENCY``. A unit a cycle; units of one row at most every second cycle. A row's
     state may be asked for when ``busy`` is low, or ``SETTLE`` cycles after its last p.
 
     Parameters:

@@ -33,8 +33,8 @@ FAULTS = {
         lambda: test_units.test_scores_are_scaled_to_floor_ceiling_and_fraction("special"),
     ),
     "the drain's overflow believed of a finite score": Fault(
-        score_scale, "ScoreScale", "self.exists & self.overflow & (score.infinite | score.nan)",
-        "self.exists & self.overflow",
+        score_scale, "ScoreScale", "exists & overflowed & (score.infinite | score.nan)",
+        "exists & overflowed",
         lambda: test_units.test_scores_are_scaled_to_floor_ceiling_and_fraction("special"),
     ),
     "the scale of the cycle before": Fault(
