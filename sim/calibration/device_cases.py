@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from plora.hw.defs.config import KEPT_MAX_VALUES, KEPT_ROW_WORDS, PE_ROWS, WORD_VALUES, NdpConfig, preset
 from plora.hw.defs.descriptor import MAX_OPERAND_BYTES
+from plora.hw.defs.legality import kept_column_limit
 from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
 from plora.sim.core.memory import MemoryTiming
 
@@ -147,6 +148,43 @@ class _Maker:
             for part in range(count)
         ]
 
+    def attention(self) -> list[Row]:
+        """One head: scores of one tile of tokens or more, then their values."""
+        config, rng = self._config, self._rng
+        rows, dims = int(rng.choice([1, 2, 3, 4, 8, 16])), int(rng.choice([64, 80, 96, 128, 256]))
+        while ceil_div(rows, PE_ROWS) * operand_row_stripes(config, dims) > config.input_half_stripes:
+            rows //= 2
+        pairs = ceil_div(rows, PE_ROWS)
+        # A stripe less than an operand may have: the last row group of either may be padded.
+        fit = (MAX_OPERAND_BYTES - config.stripe_bytes * ceil_div(dims, WORD_VALUES)) // (2 * dims)
+        beats = self._max_beats * config.stripe_values // (2 * dims * pairs)
+        most = min(kept_column_limit(config, pairs, softmax=True), fit, beats)
+        parts = int(rng.integers(1, 4))
+        # Tiles before the last are whole words.
+        tiles = [WORD_VALUES * self._spread(1, most // (parts * WORD_VALUES)) for _ in range(parts - 1)]
+        tiles.append(self._spread(1, max(1, most - sum(tiles))))
+        scores: list[Row] = [
+            {
+                "op": "softmax",
+                "device_rows": tokens,
+                "device_columns": dims,
+                "gpu_rows": rows,
+                "chain": 1,
+                "source": "chain" if part else "slot",
+                "keep": "append" if part else "new",
+            }
+            for part, tokens in enumerate(tiles)
+        ]
+        value = {"device_rows": dims, "device_columns": sum(tiles), "gpu_rows": rows, "source": "kept", "transpose": 1}
+        return [*scores, value]
+
+    def heads(self) -> list[Row]:
+        """Several heads one after the other, adapters between them."""
+        rows: list[Row] = []
+        for _ in range(int(self._rng.integers(2, 6))):
+            rows += self.attention() if self._rng.random() < 0.7 else self.lora()
+        return rows
+
     def backlog(self) -> list[Row]:
         """Many descriptors and chains in one queue, some of them refused."""
         rows: list[Row] = []
@@ -174,16 +212,21 @@ class _Maker:
 
 
 KINDS = ("gemv", "gemm", "short", "lora", "sums", "shared", "backlog", "queues")
+"""Of the committed comparison."""
+ATTENTION = ("attention", "heads")
+"""Compared by `plora calibrate --attention`."""
 
 
-def cases(preset_name: str, count: int, *, first: int = 0, max_beats: int = 4000) -> Iterator[Case]:
+def cases(
+    preset_name: str, count: int, *, first: int = 0, max_beats: int = 4000, kinds: Sequence[str] = KINDS
+) -> Iterator[Case]:
     """Cases ``first`` ... ``first + count - 1`` of a preset: every kind, latency and stall in turn."""
     config = preset(preset_name)
     memories = [(latency, stall) for latency in LATENCIES for stall in STALLS]
     for number in range(first, first + count):
-        # Nine memories and eight kinds have no common divisor: every combination comes up.
+        # Nine memories and eight kinds, or two, have no common divisor: every combination comes up.
         (read, write), stall = memories[number % len(memories)]
-        kind = KINDS[number % len(KINDS)]
+        kind = kinds[number % len(kinds)]
         maker = _Maker(config, np.random.default_rng((20_05, number, config.channels)), max_beats)
         rows: list[Row] = getattr(maker, kind)()
         yield Case(number, preset_name, kind, tuple(rows), MemoryTiming(read, write, stall))
