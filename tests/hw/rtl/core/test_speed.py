@@ -20,7 +20,7 @@ ON_SMALL = (
     *("attention-g2-d128-1m", "attention-g8-d64-64k"),
     *("gemv-a-1m-batch1-stall0.1", "gemv-b-1m-batch1-stall0.3"),
 )
-ON_FULL = ("gemv-a-64k-batch1", "gemv-b-1m-batch1", "gemm-a-batch32", "gemv-a-1m-batch1-stall0.3")
+ON_FULL = ("gemv-b-1m-batch1", "gemv-a-1m-batch1-stall0.3", "gemm-a-batch32", "attention-g2-d128-1m")
 
 
 def hold(config: NdpConfig, name: str) -> None:
