@@ -26,6 +26,8 @@ class ServeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_num_batched_tokens: tokens of a step, prompts included.
         enable_chunked_prefill: prompts share steps with decoding requests, in pieces if need be;
             otherwise a step is either prompts or decoding, prompts first.
+        async_scheduling: a step is scheduled while the one before it runs, so that a request that comes to a
+            busy replica joins the step after the next.
         block_size: tokens of a KV block.
         enable_prefix_caching: keep keys and values of prompts for later ones of the same adapter that begin alike.
         shared_prefix_tokens: tokens with which every prompt of a named workload begins.
@@ -43,6 +45,7 @@ class ServeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     enable_chunked_prefill: bool = True
+    async_scheduling: bool = False
     block_size: int = 16
     enable_prefix_caching: bool = False
     shared_prefix_tokens: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from plora.sim.system.work import IntArray
 from plora.sim.workload.requests import Requests
 
 NEVER = 1 << 62
+
+LONGEST_S = 9e6
+"""Longest run: 64-bit picoseconds end at 9.2e6 s."""
 
 IDLE_ITERATIONS = 1000
 """Iterations in a row that may pass without time or work going on, before the run is given up."""
@@ -185,7 +188,9 @@ class Replica:
                 return None
             plan = self._plan_prompts(chunks) if chunks else self._plan_decoding()
             if plan is not None:
-                return plan
+                # What has been scheduled ahead joins the step after this one.
+                ahead = self._options.async_scheduling and self._admit_ahead(plan)
+                return replace(plan, most=1) if ahead else plan
         raise NoProgressError(f"serving stands still at {self.now / PS_PER_S:.3f} s with {self.standing()}")
 
     def plan_tokens(self, plan: Plan) -> int:
@@ -206,15 +211,24 @@ class Replica:
         return np.array([max(time + of.owed(), plan.until - self.now)], dtype=np.int64)
 
     def advance(self, plan: Plan, times: IntArray) -> None:
-        """Let the steps of lengths `times` pass."""
-        steps, outcome = len(times), self.outcome
+        """Let the steps of lengths `times` pass.
+
+        Raises:
+            UserError: the run lasts longer than its times can say.
+        """
+        steps, outcome, lengths = len(times), self.outcome, times.tolist()
+        if min(lengths) < 0 or self.now + sum(lengths) > LONGEST_S * PS_PER_S:
+            raise UserError(
+                f"system {self._spec.name}: the run lasts longer than {LONGEST_S:g} s of simulated time; give fewer "
+                "requests, shorter ones, or faster hardware"
+            )
         if not plan.chunks:
             self.snapshots.note(outcome.decode_steps, steps, self._decoding)
         if plan.decoding:
             self._take_blocks(steps)
             self._decoding.count_strategies(steps)
-        self.now += int(times.sum())
-        outcome.step_ps += times.tolist()
+        self.now += sum(lengths)
+        outcome.step_ps += lengths
         outcome.step_tokens += [len(self._decoding) if plan.decoding else 0] * steps
         if plan.chunks:
             outcome.prompt_steps += 1
@@ -359,10 +373,12 @@ class Replica:
         options = self._options
         chunked = options.enable_chunked_prefill
         budget = options.max_num_batched_tokens - (len(self._decoding) if chunked else 0)
+        # With asynchronous scheduling a busy replica has settled this step's requests one step ago.
+        settled = options.async_scheduling and bool(self._prefilling or len(self._decoding))
         chunks: list[tuple[int, int]] = []
         position = 0
         while budget > 0:
-            if position == len(self._prefilling) and not self._admit():
+            if position == len(self._prefilling) and (settled or not self._admit()):
                 break
             if position == len(self._prefilling):
                 continue  # admitted, but its adapter is still on its way
@@ -375,6 +391,21 @@ class Replica:
             budget -= size
             position += 1
         return chunks
+
+    def _admit_ahead(self, plan: Plan) -> bool:
+        """Admit requests to the step after `plan`'s, which is scheduled now; return whether there are any."""
+        computed = dict(plan.chunks)
+        budget, before = self._options.max_num_batched_tokens, self._admitted
+        if self._options.enable_chunked_prefill:
+            budget -= len(self._decoding)
+        # A prompt that ends now decodes next.
+        budget -= sum(max(1, self._tokens(r) - self._done[r] - computed.get(r, 0)) for r in self._prefilling)
+        while budget > 0 and self._waiting:
+            request = self._waiting[0]
+            if not self._admit():
+                break
+            budget -= self._tokens(request) - self._done[request]
+        return self._admitted > before
 
     def _plan_prompts(self, chunks: list[tuple[int, int]]) -> Plan | None:
         """Prompts; with chunked prefill the running requests get their next token in the same step."""

@@ -1,11 +1,12 @@
 """A recorded vLLM run beside this simulator: ``metric | real | simulated | difference``.
 
-    python -m plora.sim.serving.validation RUN.vllm_requests.jsonl
+    python -m plora.sim.serving.validation RUN.vllm_requests.jsonl [--async-scheduling]
 
 The run is vLLM 0.19 with Qwen3-30B-A3B on two RTX PRO 6000: two data-parallel replicas that share their
 experts. The GPU is its data sheet with kernel corrections measured on an H100; one number is calibrated
 to this run, the rate at which the two GPUs exchange tokens (`pcie5-x16-staged` in links.toml), by its
-mean TPOT.
+mean TPOT. What the run's metadata does not state is off; ``--async-scheduling`` schedules a step while
+the one before runs, as this version of vLLM does unless told otherwise.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from plora.hw.defs.errors import UserError
@@ -43,7 +45,7 @@ class Row:
         return self.simulated / self.real - 1
 
 
-def compare(path: Path) -> list[Row]:
+def compare(path: Path, *, async_scheduling: bool = False) -> list[Row]:
     """Return the metrics of the recorded run `path` beside those of its simulation.
 
     Raises:
@@ -60,8 +62,9 @@ def compare(path: Path) -> list[Row]:
     waited = (queued - queued[0]) - (arrival - arrival[0])
     resolved = resolve(RunOptions(**{n: getattr(RUN, n) for n in RUN.__struct_fields__} | {"workload": str(path)}))
     requests = resolved.source.requests(len(rows), resolved.options.seed)
-    outcome = Simulation(resolved, resolved.systems[0], SERVING, requests).run()
-    found = summary(requests, outcome, SERVING)
+    serving = msgspec.structs.replace(SERVING, async_scheduling=async_scheduling)
+    outcome = Simulation(resolved, resolved.systems[0], serving, requests).run()
+    found = summary(requests, outcome, serving)
     prompt = float((outcome.first_token_ps - outcome.admitted_ps).mean()) * 1e-9
     duration = float(last.max() - queued[0])
     return [
@@ -95,11 +98,13 @@ def table(rows: list[Row]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Print the table for the file named in `arguments`."""
-    if len(arguments) != 1:
-        print("usage: python -m plora.sim.serving.validation RUN.vllm_requests.jsonl", file=sys.stderr)
+    ahead = "--async-scheduling"
+    files = [argument for argument in arguments if argument != ahead]
+    if len(files) != 1:
+        print(f"usage: python -m plora.sim.serving.validation RUN.vllm_requests.jsonl [{ahead}]", file=sys.stderr)
         return 2
     try:
-        print(table(compare(Path(arguments[0]))))
+        print(table(compare(Path(files[0]), async_scheduling=ahead in arguments)))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

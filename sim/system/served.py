@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from plora.hw.defs.errors import UserError
 from plora.sim.system.work import IntArray
 
 Times = npt.NDArray[np.int64]
@@ -27,7 +28,16 @@ def served(ready: Times, duration: Times, free: Any = 0) -> Times:
 
 
 APART = 1 << 48
-"""Distance between resources on the time axis of `served_by_readiness`: 281 s, longer than any phase."""
+"""Distance between resources on the time axis of `served_by_readiness`: 281 s."""
+
+
+def _check_apart(ready: Times, total: Times) -> None:
+    """Refuse jobs of several resources that last longer than those are apart; `total` is the running sum of all."""
+    if int(np.maximum.reduce(ready, None, initial=0)) + int(np.maximum.reduce(total, None, initial=0)) >= APART:
+        raise UserError(
+            "the adapters of a layer take longer than 281 s, which many steps at once do not cover; give links or "
+            "devices a higher rate, or the batch fewer requests"
+        )
 
 
 def served_by_readiness(ready: Times, duration: Times, resource: Any = 0, free: Any = 0) -> Times:
@@ -35,14 +45,20 @@ def served_by_readiness(ready: Times, duration: Times, resource: Any = 0, free: 
 
     Ties go to the earlier position. Resources are laid one after another on one time axis, far
     apart, so that one running maximum serves them all. `free` is when they can start, at most.
+
+    Raises:
+        UserError: jobs of several resources that last longer than `APART`.
     """
     place = resource * APART
     order = (ready + place).argsort(axis=-1, kind="stable")
-    key = np.maximum(ready, free) + place
+    begin = np.maximum(ready, free)
+    key = begin + place
     if key.ndim == 2:
         order += np.arange(0, key.size, key.shape[1])[:, None]
     length = duration.reshape(-1)[order]
     total = length.cumsum(axis=-1)
+    if not isinstance(resource, int):
+        _check_apart(begin, total)
     ends = np.maximum.accumulate(key.reshape(-1)[order] - total + length, axis=-1)
     ends += total
     unsorted = np.empty(key.size, dtype=np.int64)
@@ -51,11 +67,16 @@ def served_by_readiness(ready: Times, duration: Times, resource: Any = 0, free: 
 
 
 def served_in_turn(ready: Times, duration: Times, resource: IntArray) -> Times:
-    """The same for jobs (groups, jobs) that become ready in the order of their positions on each resource."""
+    """The same for jobs (groups, jobs) that become ready in the order of their positions on each resource.
+
+    Raises:
+        UserError: jobs that last longer than `APART`.
+    """
     order = resource.argsort(kind="stable")
     place = resource[order] * APART
     length = duration[:, order]
     total = length.cumsum(axis=1)
+    _check_apart(ready, total)
     ends = np.maximum.accumulate(ready[:, order] + (place - total + length), axis=1)
     ends += total - place
     unsorted = np.empty_like(ends)

@@ -110,6 +110,15 @@ def adapter_ranks(adapters: int, seed: int, choices: Sequence[int] = PAPER_RANKS
     return stream(seed, "ranks").choice(np.asarray(choices, dtype=np.int32), adapters)
 
 
+MOST_CV = 1e6
+"""Largest coefficient of variation; the smallest but 0 is its inverse. Beyond, squares leave double precision."""
+
+
+def _check_cv(name: str, cv: float) -> None:
+    if not (cv == 0 or 1 / MOST_CV <= cv <= MOST_CV):
+        raise UserError(f"cv of the {name} is {cv:g}; give 0, or a number from {1 / MOST_CV:g} to {MOST_CV:g}")
+
+
 def gamma_arrivals(rate_per_s: float, cv: float, count: int, seed: int) -> FloatArray:
     """Arrival times in seconds (count,) with gamma intervals of mean 1 / rate and coefficient of variation `cv`.
 
@@ -118,8 +127,7 @@ def gamma_arrivals(rate_per_s: float, cv: float, count: int, seed: int) -> Float
     """
     if not rate_per_s > 0:
         raise UserError(f"request rate is {rate_per_s!r} per second; give a positive number")
-    if not (math.isfinite(cv) and cv >= 0):
-        raise UserError(f"cv of the arrivals is {cv!r}; give a number of at least 0")
+    _check_cv("arrivals", cv)
     if math.isinf(rate_per_s):
         return np.zeros(count)
     if cv == 0:
@@ -157,8 +165,7 @@ def synthetic(
         if not (math.isfinite(value) and value >= 1):
             raise UserError(f"mean {name} length is {value!r} tokens; give at least 1")
     for name, value in (("input", input_cv), ("output", output_cv)):
-        if not (math.isfinite(value) and value >= 0):
-            raise UserError(f"cv of the {name} lengths is {value!r}; give a number of at least 0")
+        _check_cv(f"{name} lengths", value)
     return Requests(
         arrival_s=gamma_arrivals(rate_per_s, cv, count, seed),
         input_tokens=_lengths(stream(seed, "input"), input_tokens, input_cv, count, longest),

@@ -34,6 +34,7 @@ _SERVING = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "enable_chunked_prefill",
+    "async_scheduling",
     "block_size",
     "enable_prefix_caching",
     "shared_prefix_tokens",
@@ -73,6 +74,12 @@ def configure(parser: CommandParser) -> None:
         const=False,
         dest="enable_chunked_prefill",
         help="steps are prompts or decoding, prompts first",
+    )
+    add(
+        "--async-scheduling",
+        action="store_const",
+        const=True,
+        help="schedule a step while the one before it runs: a request joins the step after the next",
     )
     add("--block-size", type=int, metavar="N", help="tokens of a KV block (default: 16)")
     add(

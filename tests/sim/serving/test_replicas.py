@@ -58,13 +58,22 @@ def test_more_replicas_than_requests_leave_some_idle() -> None:
 
 
 @settings(max_examples=10)
-@given(st.integers(0, 1000), st.sampled_from(["plora", "s-lora", "all-hbm"]), st.sampled_from([2, 4]), st.booleans())
-def test_replicas_in_step_are_advanced_exactly(seed: int, system: str, replicas: int, chunked: bool) -> None:
+@given(
+    st.integers(0, 1000),
+    st.sampled_from(["plora", "s-lora", "all-hbm"]),
+    st.sampled_from([2, 4]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_replicas_in_step_are_advanced_exactly(
+    seed: int, system: str, replicas: int, chunked: bool, ahead: bool
+) -> None:
     requests = requests_of(17, rate=30.0, seed=seed)
     choices: dict[str, Any] = {
         "data_parallel_size": replicas,
         "enable_expert_parallel": True,
         "enable_chunked_prefill": chunked,
+        "async_scheduling": ahead,
         "max_num_seqs": 4,
     }
     many, one = (asdict(serve(system, requests, MIXTURE, max_steps_at_once=n, **choices)) for n in (64, 1))

@@ -68,10 +68,12 @@ def test_every_request_gets_every_token_in_order(system: str, chunked: bool) -> 
     assert sum(found.step_tokens) == int(requests.output_tokens.sum()) - len(requests)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_steps_taken_together_give_the_same_bytes_as_one_by_one(system: str) -> None:
+def test_steps_taken_together_give_the_same_bytes_as_one_by_one(system: str, ahead: bool) -> None:
     requests = requests_of(40, rate=40.0, output_tokens=60)
-    many, one = (asdict(serve(system, requests, max_num_seqs=12, max_steps_at_once=n)) for n in (256, 1))
+    choices: dict[str, Any] = {"max_num_seqs": 12, "async_scheduling": ahead}
+    many, one = (asdict(serve(system, requests, max_steps_at_once=n, **choices)) for n in (256, 1))
     assert set(many) == set(one)
     for name, value in many.items():
         assert np.array_equal(np.asarray(value, dtype=object), np.asarray(one[name], dtype=object)), name
@@ -79,13 +81,22 @@ def test_steps_taken_together_give_the_same_bytes_as_one_by_one(system: str) -> 
 
 @settings(max_examples=12)
 @given(
-    st.integers(0, 1000), st.sampled_from(["plora", "s-lora"]), st.sampled_from([5.0, 60.0, math.inf]), st.booleans()
+    st.integers(0, 1000),
+    st.sampled_from(["plora", "s-lora"]),
+    st.sampled_from([5.0, 60.0, math.inf]),
+    st.booleans(),
+    st.booleans(),
 )
-def test_they_do_so_under_preemption_too(seed: int, system: str, rate: float, chunked: bool) -> None:
+def test_they_do_so_under_preemption_too(seed: int, system: str, rate: float, chunked: bool, ahead: bool) -> None:
     requests = requests_of(25, rate=rate, seed=seed, input_tokens=120, output_tokens=80)
     # Memory for about 600 tokens and a few adapters.
     run = small_memory(system, 3.0) if system == "s-lora" else {"device_numbers": {"capacity_bytes": 7.0e9}}
-    choices: dict[str, Any] = {"run": run, "max_num_seqs": 16, "enable_chunked_prefill": chunked}
+    choices: dict[str, Any] = {
+        "run": run,
+        "max_num_seqs": 16,
+        "enable_chunked_prefill": chunked,
+        "async_scheduling": ahead,
+    }
     many, one = (asdict(serve(system, requests, max_steps_at_once=n, **choices)) for n in (64, 1))
     for name, value in many.items():
         assert np.array_equal(np.asarray(value, dtype=object), np.asarray(one[name], dtype=object)), name
@@ -130,6 +141,41 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     for system in ("plora", "s-lora"):
         with pytest.raises(UserError, match=r"the weights take"):
             serve(system, requests_of(2), run={"gpu_numbers": {"hbm_bytes": 1e10}})
+
+
+def one_after_another(second_s: float) -> Requests:
+    """Two requests, of which the second comes at `second_s`."""
+    both = requests_of(2, input_tokens=50, output_tokens=30, input_cv=0, output_cv=0)
+    return replace(both, arrival_s=np.array([0.0, second_s]))
+
+
+def test_a_step_scheduled_ahead_takes_a_request_one_step_later() -> None:
+    at = serve("all-hbm", one_after_another(1.0)).finished_ps[0] * 0.5e-12  # while the first decodes
+    now, ahead = (serve("all-hbm", one_after_another(at), async_scheduling=a) for a in (False, True))
+    assert (ahead.admitted_ps == now.admitted_ps).all()
+    before = int(np.searchsorted(np.cumsum(now.step_ps), now.admitted_ps[1], side="right"))
+    assert ahead.step_ps[:before] == now.step_ps[:before]
+    # The step under way when it was scheduled only decodes; its prompt is part of the next.
+    assert ahead.first_token_ps[1] - ahead.admitted_ps[1] == sum(ahead.step_ps[before : before + 2])
+    assert now.first_token_ps[1] - now.admitted_ps[1] == now.step_ps[before]
+    assert ahead.step_tokens[before] == ahead.step_tokens[before + 1] == 1
+
+
+def test_an_idle_system_has_nothing_to_schedule_ahead() -> None:
+    now, ahead = (serve("all-hbm", one_after_another(5.0), async_scheduling=a) for a in (False, True))
+    assert asdict(now)["step_ps"] == asdict(ahead)["step_ps"]
+    assert (now.finished_ps == ahead.finished_ps).all()
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 1000), st.sampled_from(SYSTEMS), st.sampled_from([10.0, 60.0, math.inf]), st.integers(17, 200))
+def test_steps_scheduled_ahead_keep_seats_and_budget(seed: int, system: str, rate: float, budget: int) -> None:
+    requests = requests_of(30, rate=rate, seed=seed)
+    found = serve(system, requests, async_scheduling=True, max_num_seqs=16, max_num_batched_tokens=budget)
+    assert (found.finished_ps >= found.first_token_ps).all()
+    assert found.prompt_tokens == int(requests.input_tokens.sum())
+    assert sum(found.step_tokens) == int(requests.output_tokens.sum()) - len(requests)
+    assert max(found.step_tokens) <= 16
 
 
 def test_no_more_seats_are_taken_than_there_are() -> None:

@@ -22,6 +22,15 @@ def test_a_recorded_run_is_met_within_five_percent_in_tpot_and_ten_in_ttft(share
     assert abs(rows["duration (s)"].difference) < 0.05
 
 
+def test_scheduling_ahead_as_the_recorded_engine_does_meets_the_time_of_prompts(shared_data: Path) -> None:
+    path = shared_data / "reference/vllm_runs/RTXPRO6000_Qwen3-30B-A3B-Instruct-2507.vllm_requests.jsonl"
+    if not path.is_file():
+        pytest.skip(f"no recorded run at {path}")
+    rows = {row.metric: row for row in compare(path, async_scheduling=True)}
+    assert abs(rows["prompt, mean (ms)"].difference) < 0.10, table(list(rows.values()))
+    assert abs(rows["TPOT mean (ms)"].difference) < 0.05, table(list(rows.values()))
+
+
 def test_a_file_that_is_no_recorded_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.jsonl"
     file.write_text('{"arrival_time": 1}\n')

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plora.hw.defs.errors import UserError
 from plora.sim.system.attention import add_attention
 from plora.sim.system.compose import StepModel, layer_phases, split
 from plora.sim.system.config import RunOptions, resolve
@@ -15,7 +16,7 @@ from plora.sim.system.decode import setting_of
 from plora.sim.system.engine import TaskGraph, simulate
 from plora.sim.system.fastforward import FastPhases, can_fast_forward
 from plora.sim.system.fastwave import JobTable, Wave
-from plora.sim.system.served import last_served, served, served_by_readiness, served_in_turn
+from plora.sim.system.served import APART, last_served, served, served_by_readiness, served_in_turn
 from plora.sim.system.spec import STRATEGIES, bundled_systems
 from plora.sim.system.tasks import Load, Setting
 from plora.sim.system.work import Batch, Placement, serving
@@ -192,6 +193,22 @@ def test_jobs_that_are_ready_in_turn_need_no_sorting(seed: int, groups: int, job
     length = rng.integers(0, 60, (groups, jobs))
     in_turn = served_in_turn(ready, length, resource)
     assert in_turn.tolist() == served_by_readiness(ready, length, resource).tolist()
+
+
+def test_jobs_that_last_longer_than_resources_are_apart_are_refused() -> None:
+    half, resource = APART // 2, np.array([0, 1])
+    ready, length = np.array([[half, 0]]), np.array([[half // 2, half // 2 - 1]])
+    ends = [[half + half // 2, half // 2 - 1]]
+    assert served_by_readiness(ready, length, resource).tolist() == ends
+    assert served_in_turn(ready, length, resource).tolist() == ends
+    for longer in (length + 1, np.array([[0, half]])):
+        with pytest.raises(UserError, match="longer than 281 s"):
+            served_by_readiness(ready, longer, resource)
+        with pytest.raises(UserError, match="longer than 281 s"):
+            served_in_turn(ready, longer, resource)
+    with pytest.raises(UserError, match="longer than 281 s"):
+        served_by_readiness(ready, length, resource, APART)
+    assert served_by_readiness(ready, length + APART, 0).shape == (1, 2), "one resource needs no room beside it"
 
 
 def test_a_job_is_remembered_under_its_own_number() -> None:

@@ -121,6 +121,9 @@ def test_without_flags_a_table_is_printed(capsys: pytest.CaptureFixture[str]) ->
         (["--tensor-parallel-size", "3"], "do not divide over 3 GPUs"),
         (["--popularity-alpha", "2"], "give --popularity"),
         (["--workload", "lmsys", "--popularity", "skewed", "--popularity-alpha", "0"], "alpha is 0"),
+        (["--cv", "1e300", "--request-rate", "5"], "cv of the arrivals is 1e+300"),
+        (["--system", "pure-cxl", "--link-gb-per-s", "0.001"], "lasts longer than 9e+06 s"),
+        (["--system", "ns", "--link-gb-per-s", "0.001", "--output-tokens", "2000"], "lasts longer than 9e+06 s"),
         (["--block-size", "x"], "invalid int value"),
     ],
 )
