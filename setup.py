@@ -15,7 +15,7 @@ setup(
     ],
     package_data={
         # data/, results/, cpp/ and verilog/ are folders of a package, not packages
-        "": ["data/**/*", "results/*.json", "cpp/**/*", "verilog/*", "*.toml", "py.typed"],
+        "": ["data/**/*", "results/*", "cpp/**/*", "verilog/*", "*.toml", "*.json", "py.typed"],
     },
     zip_safe=False,
 )

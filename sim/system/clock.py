@@ -26,11 +26,33 @@ def ps_per_unit(rate_per_s: float, where: str = "rate") -> float:
     return PS_PER_S / rate_per_s
 
 
+LONGEST_PS = 1 << 60
+"""Longest time of a single transfer or product: 13 days, an eighth of what 64 bits hold."""
+
+
 def duration_ps(amount: float, unit_ps: float) -> int:
-    """Return the time of `amount` bytes or FLOP at `unit_ps` picoseconds each, rounded half to even."""
-    return round(amount * unit_ps)
+    """Return the time of `amount` bytes or FLOP at `unit_ps` picoseconds each, rounded half to even.
+
+    Raises:
+        UserError: longer than `LONGEST_PS`.
+    """
+    time = amount * unit_ps
+    if not time <= LONGEST_PS:
+        raise _too_long(time)
+    return round(time)
 
 
 def durations_ps(amounts: Any, unit_ps: float) -> Any:
-    """Return `duration_ps` of each element as int64: the same double product, the same rounding."""
-    return np.rint(np.asarray(amounts, dtype=np.float64) * unit_ps).astype(np.int64)
+    """Return `duration_ps` of each element as int64: the same double product, the same rounding, the same errors."""
+    times = np.asarray(amounts, dtype=np.float64) * unit_ps
+    longest = float(np.maximum.reduce(times, None, initial=0.0))
+    if not longest <= LONGEST_PS:
+        raise _too_long(longest)
+    return np.rint(times).astype(np.int64)
+
+
+def _too_long(time_ps: float) -> UserError:
+    return UserError(
+        f"a single transfer or product takes {time_ps / PS_PER_S:.3g} s, beyond the {LONGEST_PS / PS_PER_S:.3g} s that "
+        "are covered; give a higher rate, or less to move"
+    )

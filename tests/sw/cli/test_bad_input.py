@@ -72,6 +72,15 @@ def test_flags_with_which_times_would_overflow_are_refused(
     assert "at least" in refused(capsys, *flags)
 
 
+@pytest.mark.parametrize("command", [RUN, (*RUN, "--steps", "20"), ("serve", "--num-requests", "2")])
+def test_costs_with_which_times_would_overflow_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    file = tmp_path / "costs.toml"
+    file.write_text("[costs]\npolls = 1e9\nflag_bytes = 1e9\n")
+    assert "a single transfer or product takes" in refused(capsys, *command, "--config", str(file))
+
+
 @pytest.mark.parametrize(
     "content",
     [
