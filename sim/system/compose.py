@@ -37,7 +37,7 @@ from plora.sim.system.tasks import (
     Load,
     Setting,
 )
-from plora.sim.system.work import Batch, IntArray, Placement, serving
+from plora.sim.system.work import E1, E4, Batch, IntArray, Placement, serving
 
 Composition = Literal["dependency", "overlap", "additive"]
 
@@ -188,6 +188,45 @@ def _played(graph: TaskGraph) -> Schedule:
     return schedule
 
 
+def asked_of_memory(setting: Setting, loads: Iterable[Load]) -> tuple[int, int]:
+    """Return the bytes that a step asks of far memory, from the placement alone, and how far rounding may be off.
+
+    Of every adapter outside HBM the matrices that its strategy leaves there; of every request the keys and values
+    of attended tokens that have no copy in HBM, and its newest token's.
+    """
+    spec, work = setting.spec, setting.work
+    asked, pieces = 0.0, 0
+    for load in loads:
+        contexts, served = load.batch.contexts, load.serving
+        columns = served.rows.tolist(), served.ranks.tolist(), load.placement.strategies.tolist()
+        for kind in work.kinds:
+            for group in kind.lora_groups:
+                for rows, rank, strategy in zip(*columns, strict=True):
+                    if strategy != E1:
+                        width = group.a_columns + (group.b_columns if strategy != E4 else 0)
+                        asked += kind.count * 2 * rank * width * group.touched(rows)
+                        pieces += 4 * kind.count
+            if spec.kv.home == "far":
+                first = contexts - (contexts if kind.window is None else np.minimum(contexts, kind.window))
+                copied = np.minimum(load.placement.near_tokens, contexts)
+                tokens = int((contexts - np.maximum(first, copied)).sum()) + len(contexts)
+                asked += kind.count * tokens * work.kv_token_bytes
+                pieces += kind.count * len(contexts) * setting.machine.far_devices
+    return round(asked), pieces
+
+
+def _conserved(setting: Setting, loads: list[Load], demand: Demand) -> None:
+    """Check that far memory moves what the placement asks of it.
+
+    Raises:
+        AssertionError: bytes were lost or invented on the way from the placement to the tasks.
+    """
+    moved = sum(size for name, size in demand.moved_bytes.items() if name.startswith("dev"))
+    asked, rounding = asked_of_memory(setting, loads)
+    if abs(moved - asked) > rounding:
+        raise AssertionError(f"far memory moved {moved} bytes in a step, asked for {asked}")
+
+
 def _count(demand: Demand, graph: TaskGraph, times: int) -> None:
     """Add a graph's bytes and durations, `times` over."""
     busy: dict[tuple[str, str], int] = {}
@@ -288,6 +327,7 @@ class StepModel:
             time, attention = self._play(wanted)
             total += time
             demand += attention
+        _conserved(self._setting, loads, demand)
         if self._composition == "overlap":
             return _overlap_step(self._setting, loads, demand)
         if self._composition == "additive":
@@ -301,6 +341,7 @@ def _interleaved_step(setting: Setting, loads: list[Load]) -> Step:
     schedule = _played(graph)
     demand = Demand()
     _count(demand, graph, 1)
+    _conserved(setting, loads, demand)
     demand.add("limit_ps", schedule.critical_ps().items())
     demand.add("part_ps", [("overlapped", schedule.makespan_ps)])
     return Step(schedule.makespan_ps, demand)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -165,3 +166,42 @@ def test_every_step_conserves_bytes_and_starts_with_free_resources(
         for g in k.lora_groups
     )
     assert reads == pytest.approx(lora + (far_tokens + batch) * kv, rel=1e-9, abs=64 * devices * 32 * 4)
+
+
+def _losing(function: Any, change: Any) -> Any:
+    return lambda *given, **named: change(function(*given, **named))
+
+
+@pytest.mark.parametrize("sub_batches", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("lora.lora_job", lambda job: replace(job, dram=job.dram - 64)),
+        ("attention.newest_on_device", lambda stored: [0] * len(stored)),
+        ("attention.attended", lambda found: (found[0], found[1] * 2)),
+    ],
+)
+def test_bytes_lost_between_placement_and_tasks_stop_the_run(
+    monkeypatch: pytest.MonkeyPatch, name: str, change: Any, sub_batches: int
+) -> None:
+    module, function = name.split(".")
+    found = import_module(f"plora.sim.system.{module}")
+    monkeypatch.setattr(found, function, _losing(getattr(found, function), change))
+    with pytest.raises(AssertionError, match="far memory moved"):
+        decoded("n-e3", batch_size=8, context_tokens=500, sub_batches=sub_batches)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"systems": ("ns",), "model": "gpt-oss-120b", "kv_cache_dtype": "int4", "tensor_parallel_size": 2},
+        {"systems": ("nd-e4",), "model": "mixtral-8x7b", "lora_scope": "all-experts", "tensor_parallel_size": 4},
+        {"systems": ("grace-hopper",), "workload": "skewed"},
+        {"systems": ("pure-cxl-cached",), "composition": "additive", "adapter_shape": "square"},
+        {"systems": ("plora",), "model": "llama3.1-70b", "tensor_parallel_size": 8, "adapter_wave": "naive"},
+    ],
+)
+def test_far_memory_moves_what_the_placement_asks_on_other_models_and_systems(options: dict[str, Any]) -> None:
+    system = options["systems"][0]
+    run = decoded(system, **{"num_adapters": 20, **{k: v for k, v in options.items() if k != "systems"}})
+    assert sum(size for name, size in run.demand.moved_bytes.items() if name.startswith("dev")) > 0
