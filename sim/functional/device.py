@@ -352,7 +352,7 @@ class FunctionalDevice:
         """An open chain keeps the core for its queue; a closed one is counted out to its end."""
         self._queues[index].fault = Status.CHAIN_ABORTED if faulty and d.chain else Status.OK
         self._chain_length = (self._chain_length if self._chain_queue == index else 0) + 1
-        if d.chain and not faulty and self._chain_length == self._globals["CHAIN_LIMIT"]:
+        if d.chain and not faulty and 0 < self._globals["CHAIN_LIMIT"] <= self._chain_length:
             self._queues[index].fault = Status.CHAIN_BROKEN
             self._chain_queue = None
         elif d.chain and not faulty:

@@ -504,12 +504,14 @@ class QueueEngine(wiring.Component):
             chained = Signal(name="chained")
             faulty = Signal(name="faulty")
             length, too_long = Signal(COUNT_BITS, name="length"), Signal(name="too_long")
+            limit = self.control.chain_limit
             verdict = Signal(Status, name="verdict")
             m.d.comb += [
                 chained.eq(slot.descriptor.chain & ~slot.error),
                 faulty.eq((now.fault != Fault.NONE) & ~slot.error),
-                length.eq(Mux(self._chain_open, self._chain_length, 0) + 1),
-                too_long.eq(chained & ~faulty & (length == self.control.chain_limit)),
+                # Stays at its end: a chain without a bound is not closed by a wrap, and a bound set later still holds.
+                length.eq(Mux(self._chain_open, self._chain_length + ~self._chain_length.all(), 1)),
+                too_long.eq(chained & ~faulty & (limit != 0) & (length >= limit)),
                 verdict.eq(
                     Mux(
                         slot.error,

@@ -323,6 +323,19 @@ def test_an_endless_chain_is_closed_at_its_limit(host: RawHost) -> None:
     assert [host.status(index) for index in range(4)] == expected
 
 
+def test_a_limit_below_the_length_of_an_open_chain_closes_it(host: RawHost) -> None:
+    host.device.mmio_write(global_offset("CHAIN_LIMIT"), 0)
+    host.enable()
+    for number in range(2):
+        host.submit(number, replace(gemm(8, 40, 1), chain=1), random(0, 1, 40))
+    host.device.wait(1)
+    host.device.mmio_write(global_offset("CHAIN_LIMIT"), 1)
+    for number in range(2, 4):
+        host.submit(number, replace(gemm(8, 40, 1), chain=int(number < 3)), random(0, 1, 40))
+    host.device.wait(1)
+    assert [host.status(index) for index in range(4)] == [Status.OK] * 3 + [Status.CHAIN_BROKEN]
+
+
 def test_enabling_again_starts_over(host: RawHost) -> None:
     host.enable()
     host.submit(0, gemm(8, 40, 1), random(0, 1, 40))
