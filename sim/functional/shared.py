@@ -12,6 +12,7 @@ word, last.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -71,7 +72,7 @@ def serve_file(
         ready: called once the device answers.
 
     Raises:
-        UserError: the file exists or cannot be made, memory has no proper size, or no host came.
+        UserError: the file exists or cannot be made, memory has no proper size, no host came, or somebody cut the file.
     """
     limit = 1 << config.dpa_bits
     if not 0 < memory_bytes <= limit or memory_bytes % config.stripe_bytes:
@@ -89,16 +90,22 @@ def serve_file(
             with whole[MEMORY_OFFSET:] as view:
                 device = FunctionalDevice(config, memory_bytes, memory=SharedMemory(view))
                 ready()
-                return _answer(device, whole, idle_seconds)
+                return _answer(device, whole, idle_seconds, lambda: os.fstat(handle).st_size)
     finally:
+        # Another device may have the name by now.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(handle)):
+                path.unlink()
         os.close(handle)
-        path.unlink(missing_ok=True)
 
 
-def _answer(device: FunctionalDevice, page: memoryview, idle_seconds: float) -> int:
+def _answer(device: FunctionalDevice, page: memoryview, idle_seconds: float, file_bytes: Callable[[], int]) -> int:
     answered, last = 0, time.monotonic()
     request: int
     while True:
+        # What a mapping lacks in its file kills whoever touches it.
+        if file_bytes() < len(page):
+            raise UserError("the device's file was cut short while it was mapped; start the device again")
         request, kind, offset, value = _MAILBOX.unpack_from(page, 0)
         if request == answered:
             if time.monotonic() - last > idle_seconds:

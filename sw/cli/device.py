@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from pathlib import Path
 
 from plora.hw.defs.config import PRESETS, preset
@@ -34,13 +36,18 @@ def run(args: argparse.Namespace) -> Result:
     config = preset(args.preset)
     if not 0 < args.idle_seconds <= 86_400:
         raise UserError(f"--idle-seconds {args.idle_seconds:g}: choose above 0, at most 86400")
-    served = serve_file(
-        args.file,
-        config,
-        args.memory_bytes,
-        idle_seconds=args.idle_seconds,
-        ready=lambda: say(f"the {config.name} device is ready in {args.file}"),
-    )
+    # A device in the background is ended by `kill`; its file must go with it.
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        served = serve_file(
+            args.file,
+            config,
+            args.memory_bytes,
+            idle_seconds=args.idle_seconds,
+            ready=lambda: say(f"the {config.name} device is ready in {args.file}"),
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return Result(
         data={"preset": config.name, "file": str(args.file), "register_accesses": served},
         text=f"{served} register accesses served",

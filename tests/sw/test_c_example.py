@@ -81,6 +81,26 @@ def test_a_host_that_never_comes_and_a_file_that_is_there_are_one_line_each(
         assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("end", ["killed", "cut short", "replaced"])
+def test_a_device_that_ends_otherwise_takes_its_own_file_along_and_no_other(end: str, tmp_path: Path) -> None:
+    file = tmp_path / "device"
+    command = [sys.executable, "-m", "plora.sw.cli", "device", "--file", str(file), "--idle-seconds", "30"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as device:
+        assert device.stderr is not None
+        assert "ready" in device.stderr.readline()
+        if end == "cut short":
+            os.truncate(file, 0)
+        else:
+            if end == "replaced":
+                file.unlink()
+                file.write_text("another's")
+            device.terminate()
+        err = device.communicate(timeout=60)[1]
+    assert device.returncode == (2 if end == "cut short" else 143), err
+    assert ("the device's file was cut short" in err) == (end == "cut short")
+    assert file.exists() == (end == "replaced")
+
+
 def test_registers_are_read_through_the_mailbox(tmp_path: Path) -> None:
     file = tmp_path / "device"
     server = threading.Thread(target=serve_file, args=(file, TINY, 1 << 20), kwargs={"idle_seconds": 20.0})
