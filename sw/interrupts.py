@@ -18,6 +18,8 @@ TakeMessages = Callable[[], Sequence[tuple[int, int]]]
 class Interrupts:
     """The vectors of one device. Message ``data`` is the number of the vector.
 
+    Every method raises UserError for a vector that the device lacks.
+
     Parameters:
         driver: the device.
         take: where its messages arrive.
@@ -32,13 +34,8 @@ class Interrupts:
         driver.write_register(global_offset("MSIX"), _ENABLE)
 
     def open(self, vector: int) -> None:
-        """Give ``vector`` its message and unmask it.
-
-        Raises:
-            UserError: the device has no such vector.
-        """
-        if not 0 <= vector < len(self._arrived):
-            raise UserError(f"MSI-X vector {vector}: this device has 0 ... {len(self._arrived) - 1}")
+        """Give ``vector`` its message and unmask it."""
+        self._check(vector)
         entry = {"ADDRESS_LO": self._address & 0xFFFF_FFFF, "ADDRESS_HI": self._address >> 32, "DATA": vector}
         for name, value in entry.items():
             self._driver.write_register(vector_offset(vector, name), value)
@@ -46,18 +43,25 @@ class Interrupts:
 
     def mask(self, vector: int, *, masked: bool) -> None:
         """Hold the messages of ``vector`` back, or let them go; one that is held back stays pending."""
+        self._check(vector)
         self._driver.write_register(vector_offset(vector, "MASK"), int(masked))
 
     def pending(self, vector: int) -> bool:
         """True if the vector has a message that its mask holds back."""
+        self._check(vector)
         return bool(self._driver.read_register(PENDING_BASE + vector // 32 * 4) >> vector % 32 & 1)
 
     def arrived(self, vector: int) -> int:
         """Messages of ``vector`` that came so far."""
+        self._check(vector)
         for address, data in self._take():
             if address == self._address and data < len(self._arrived):
                 self._arrived[data] += 1
         return self._arrived[vector]
+
+    def _check(self, vector: int) -> None:
+        if not 0 <= vector < len(self._arrived):
+            raise UserError(f"MSI-X vector {vector}: this device has 0 ... {len(self._arrived) - 1}")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.port import DevicePort
-from plora.hw.defs.queue import MAX_DEPTH, MIN_DEPTH
+from plora.hw.defs.queue import MAX_DEPTH, MAX_SLOT_LOG2, MIN_DEPTH, MIN_SLOT_LOG2
 from plora.sw.driver import Driver
 from plora.sw.interrupts import Interrupts, Notice, TakeMessages
 from plora.sw.memory import HdmAllocator
@@ -58,6 +58,9 @@ def open_session(
     if not MIN_DEPTH <= depth <= MAX_DEPTH:
         raise UserError(f"ring depth is {depth}: choose {MIN_DEPTH} ... {MAX_DEPTH}")
     sizes = slots or full_slots(driver.config)
+    for ring, log2 in (("submission", sizes.submission_log2), ("result", sizes.result_log2)):
+        if not MIN_SLOT_LOG2 <= log2 <= MAX_SLOT_LOG2:
+            raise UserError(f"log2 of a {ring} slot's bytes is {log2}: choose {MIN_SLOT_LOG2} ... {MAX_SLOT_LOG2}")
     allocator = HdmAllocator(base, base + memory_bytes, driver.config.stripe_bytes)
     submission = allocator.allocate(depth * sizes.submission_bytes, "submission ring")
     result = allocator.allocate(depth * sizes.result_bytes, "completion ring")

@@ -95,6 +95,12 @@ def test_traffic_adds_up() -> None:
     assert [line_bytes(size) for size in (0, 1, 64, 65)] == [0, 64, 64, 128]
 
 
+@pytest.mark.parametrize("sizes", [SlotSizes(-1, 12), SlotSizes(12, 10), SlotSizes(25, 12), SlotSizes(12, 1 << 62)])
+def test_a_slot_size_that_no_ring_has_is_refused(sizes: SlotSizes) -> None:
+    with pytest.raises(UserError, match=r"log2 of a (submission|result) slot's bytes is -?\d+: choose 11 \.\.\. 24"):
+        open_session(FunctionalDevice(preset("tiny")), memory_bytes=1 << 20, slots=sizes)
+
+
 @pytest.mark.parametrize("depth", [0, 1, 4097])
 def test_a_ring_of_no_size_is_refused(depth: int) -> None:
     with pytest.raises(UserError, match=f"ring depth is {depth}"):

@@ -87,8 +87,10 @@ def test_gathered_completions_come_with_few_messages() -> None:
 def test_set_ups_that_make_no_sense_are_refused() -> None:
     device = FunctionalDevice(CONFIG)
     interrupts = Interrupts(Driver(device), device.take_interrupts)
-    with pytest.raises(UserError, match=r"vector 2: this device has 0 \.\.\. 1"):
-        interrupts.open(2)
+    for vector in (-1, 2, 5000):
+        for use in (interrupts.open, interrupts.pending, interrupts.arrived, lambda v: interrupts.mask(v, masked=True)):
+            with pytest.raises(UserError, match=rf"vector {vector}: this device has 0 \.\.\. 1"):
+                use(vector)
     with pytest.raises(UserError, match="choose 1"):
         Notice(interrupts, 0, completions=0)
     with pytest.raises(UserError, match="choose 0"):
