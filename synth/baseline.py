@@ -9,7 +9,7 @@ from typing import Any
 
 from plora.hw.build.toolchain import package_version
 from plora.hw.defs.errors import UserError
-from plora.synth.flow import DesignResult
+from plora.synth.flow import DesignResult, matching_names
 from plora.synth.library import HERE
 from plora.synth.paper import PAPER_MULTIPLY_ADDS
 from plora.synth.yosys import find_yosys
@@ -49,6 +49,20 @@ def read_baseline(path: Path = BASELINE) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     return data
+
+
+def refuse_unknown_part(name: str, baseline: dict[str, Any]) -> None:
+    """Refuse a unit that lies in no part of the device (``pe``, ``core``, ...) by the committed names alone.
+
+    That takes no time, where the blocks themselves are known only once the Verilog is emitted. A name in a part that
+    there is passes: it may be a block that has no figures yet.
+
+    Raises:
+        UserError: it is one; the message lists the blocks there are.
+    """
+    names = list(dict.fromkeys(block for design in baseline["presets"].values() for block in design["blocks"]))
+    if name.partition(".")[0] not in {known.partition(".")[0] for known in names}:
+        matching_names(names, name)
 
 
 def block_figures(result: DesignResult) -> dict[str, dict[str, Any]]:

@@ -256,8 +256,8 @@ def flat_blocks(config: NdpConfig, blocks: Iterable[Block]) -> list[Block]:
     return cut_into_blocks(device_verilog(config), TOP, only={block.module for block in blocks})
 
 
-def named_blocks(blocks: Sequence[Block], name: str) -> list[Block]:
-    """Return the blocks that ``name`` stands for.
+def matching_names(names: Sequence[str], name: str) -> list[str]:
+    """Return those of the blocks called ``names`` that ``name`` stands for.
 
     That is the block of exactly this name; or else all of a part of the device (``pe``); or those called so
     in whatever part (``feeder`` for ``core.feeder``).
@@ -266,13 +266,23 @@ def named_blocks(blocks: Sequence[Block], name: str) -> list[Block]:
         UserError: there is no such block; the message lists those there are.
     """
     for chosen in (
-        [block for block in blocks if block.name == name],
-        [block for block in blocks if block.name.startswith(f"{name}.")],
-        [block for block in blocks if block.name.partition(".")[2] == name],
+        [each for each in names if each == name],
+        [each for each in names if each.startswith(f"{name}.")],
+        [each for each in names if each.partition(".")[2] == name],
     ):
         if chosen:
             return chosen
-    raise UserError(f"no unit {name!r}; choose of {', '.join(block.name for block in blocks)}")
+    raise UserError(f"no unit {name!r}; choose of {', '.join(names)}")
+
+
+def named_blocks(blocks: Sequence[Block], name: str) -> list[Block]:
+    """Return the blocks that ``name`` stands for, see `matching_names`.
+
+    Raises:
+        UserError: there is no such block; the message lists those there are.
+    """
+    by_name = {block.name: block for block in blocks}
+    return [by_name[each] for each in matching_names(list(by_name), name)]
 
 
 def below(blocks: Sequence[Block], chosen: Iterable[Block]) -> list[Block]:

@@ -89,7 +89,8 @@ def configure(parser: CommandParser) -> None:
         action="append",
         default=[],
         metavar="BLOCK",
-        help="place and route this block on an ECP5 too, a second opinion on its timing; may be repeated",
+        help="place and route this block, or lane.product or lane.align, on an ECP5 too, a second opinion on its"
+        " timing; may be repeated",
     )
     parser.add_argument(
         "--check", action="store_true", help="fail where a block is 5 %% larger than synth/baseline.json"
@@ -109,16 +110,18 @@ def run(args: argparse.Namespace) -> Result:
 
     _check_flags(args)
     config, at = preset(args.preset), node(args.node)
+    target = file_target(args.liberty) if args.liberty else shipped_target()
+    other = file_target(args.against) if args.against else None
+    _check_spelling(args)
+    if not args.list_units:
+        _check_tools(args)
     blocks = design_blocks(config)
     if args.list_units:
         return Result(
             data={"preset": config.name, "units": [{"name": b.name, "count": b.count} for b in blocks]},
             text="\n".join(f"{block.name:<26} x {block.count}" for block in blocks),
         )
-    target = file_target(args.liberty) if args.liberty else shipped_target()
-    other = file_target(args.against) if args.against else None
     _check_names(args, blocks)
-    _check_tools(args)
     report = _Report(args, config, at, target, blocks)
     report.design()
     if args.paths:
@@ -147,17 +150,28 @@ def run(args: argparse.Namespace) -> Result:
     )
 
 
-def _check_names(args: argparse.Namespace, blocks: Sequence[Block]) -> None:
-    """Refuse names of recipes and blocks that are not known, before minutes of work."""
-    from plora.synth.flow import named_blocks
-    from plora.synth.fpga import refuse_unless_alone
+def _check_spelling(args: argparse.Namespace) -> None:
+    """Refuse names of recipes and units that are not known, as far as that is seen before the Verilog is emitted."""
+    from plora.synth.baseline import read_baseline, refuse_unknown_part
     from plora.synth.mapping import recipes
+    from plora.synth.trade import LANE_PARTS
 
     recipes(args.recipe)
+    committed = read_baseline()
+    for name in [*args.unit, *(name for name in args.fpga if name not in LANE_PARTS)]:
+        refuse_unknown_part(name, committed)
+
+
+def _check_names(args: argparse.Namespace, blocks: Sequence[Block]) -> None:
+    """Refuse names of blocks that are not known, before minutes of work."""
+    from plora.synth.flow import named_blocks
+    from plora.synth.fpga import refuse_unless_alone
+    from plora.synth.trade import LANE_PARTS
+
     for name in args.unit:
         named_blocks(blocks, name)
     for name in args.fpga:
-        for block in named_blocks(blocks, name):
+        for block in named_blocks(blocks, name) if name not in LANE_PARTS else ():
             refuse_unless_alone(block)
 
 
@@ -347,8 +361,14 @@ class _Report:
         """Blocks on an FPGA."""
         from plora.synth.flow import named_blocks
         from plora.synth.fpga import place_and_route
+        from plora.synth.trade import LANE_PARTS, lane_part
 
-        chosen = [block for name in self.args.fpga for block in named_blocks(self.blocks, name)]
+        chosen: list[Block] = []
+        for name in self.args.fpga:
+            if name in LANE_PARTS:
+                chosen.append(lane_part(name, self.config.accumulator))
+            else:
+                chosen += named_blocks(self.blocks, name)
         timings = []
         for block in chosen:
             self._tell(f"{block.name} on an ECP5")

@@ -6,9 +6,11 @@ from collections import Counter
 
 import pytest
 
+from plora.hw.defs.config import preset
 from plora.hw.defs.errors import UserError
 from plora.synth import fpga
-from plora.synth.hierarchy import Block
+from plora.synth.hierarchy import Block, ports_of
+from plora.synth.trade import LANE_PARTS, lane_part
 
 ADDER = """module adder(clk, a, b, y);
   input clk;
@@ -32,6 +34,14 @@ def test_a_small_block_gets_a_clock_rate_and_cells() -> None:
     assert 150 < timing.fmax_mhz < 700
     # Registers around it: 16 bits shifted in, 8 held, 1 out.
     assert timing.cells["TRELLIS_FF"] == 25
+
+
+@pytest.mark.parametrize("name", LANE_PARTS)
+def test_the_parts_of_a_lane_can_be_placed_alone(name: str) -> None:
+    part = lane_part(name, preset("full").accumulator)
+    fpga.refuse_unless_alone(part)
+    inputs, outputs = ports_of(part.verilog, part.module)
+    assert sum(inputs.values()) > 20 < sum(outputs.values())
 
 
 def test_the_harness_reaches_every_port() -> None:

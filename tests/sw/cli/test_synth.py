@@ -117,6 +117,30 @@ def test_a_broken_liberty_file_is_refused_in_one_line(
     assert message in refusal(capsys, "--unit", "core.reader", "--liberty", str(path))
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--fpga", "nope"], "no unit 'nope'; choose of "),
+        (["--unit", "dots"], "no unit 'dots'; choose of "),
+        (["--recipe", "best"], "unknown recipe 'best'; "),
+        (["--preset", "huge"], "preset 'huge'; choose one of tiny"),
+        (["--liberty", "/no/such.lib"], "cannot read liberty file /no/such.lib: "),
+        (["--out", "/dev/null/x"], "--out /dev/null/x: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_slip_is_refused_before_the_verilog_is_emitted(
+    flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from plora.synth import flow
+
+    def emitted(config: object) -> None:
+        raise AssertionError(f"{flags}: the Verilog was asked for before the flags were checked")
+
+    monkeypatch.setattr(flow, "design_blocks", emitted)
+    assert message in refusal(capsys, *flags)
+
+
 def test_without_yosys_the_way_to_get_it_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
