@@ -131,12 +131,13 @@ def window_points(
 
 def lane_part(name: str, accumulator: AccumulatorConfig) -> Block:
     """Return the part of a lane called ``name``, one of `LANE_PARTS`, as a block."""
-    module, verilog = {
-        "lane.multiplier": ("multiplier", lambda: MULTIPLIER),
-        "lane.product": ("fp16_product", lambda: cached_verilog(PRODUCT, name="fp16_product")),
-        "lane.align": ("grid_align", lambda: cached_verilog(ALIGN, accumulator, name="grid_align")),
-    }[name]
-    return Block(name, module, verilog(), Counter(), ((),))
+    if name == "lane.product":
+        module, verilog = "fp16_product", cached_verilog(PRODUCT, name="fp16_product")
+    elif name == "lane.align":
+        module, verilog = "grid_align", cached_verilog(ALIGN, accumulator, name="grid_align")
+    else:
+        module, verilog = "multiplier", MULTIPLIER
+    return Block(name, module, verilog, Counter(), ((),))
 
 
 def _part(label: str, part: Block, target: Target, period_ps: float) -> Point:
