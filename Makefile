@@ -36,7 +36,8 @@ test: $(VENV)/.ready-test
 	 exit $$status
 
 synth: $(VENV)/.ready-test
-	@$(BIN)/plora synth --preset full --check --power --trade --fpga pe.drain --out out/synth
+	@$(BIN)/plora synth --preset full --check --power --trade \
+	  --fpga pe.drain --fpga lane.product --fpga lane.align --out out/synth
 
 lint: $(VENV)/.ready-test type-links
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from plora.hw.build.verilog import TOP, device_verilog
 from plora.hw.cosim.device import RtlDevice
 from plora.hw.defs.config import NdpConfig
 from plora.sw.matrix import multiply, store_matrix
@@ -57,7 +58,8 @@ def record(config: NdpConfig, workload: PowerWorkload, dump: Path, seed: int = 0
     random = np.random.default_rng(seed)
     w = (random.standard_normal((workload.rows, workload.columns)) * WEIGHT_SCALE).astype(np.float16)
     x = random.standard_normal((workload.batch, workload.columns)).astype(np.float16)
-    with _QuickLoad(config, seed=seed, trace=dump) as device:
+    # The device's own build for waves leaves dot units and drains out of them; this one has every port.
+    with _QuickLoad(config, verilog=device_verilog(config), top=TOP, seed=seed, trace=dump) as device:
         session = open_session(device, memory_bytes=device.memory.size)
         product = multiply(session.queue, store_matrix(session.driver, session.allocator, w, "W"), x)
     expected = x.astype(np.float64) @ w.astype(np.float64).T

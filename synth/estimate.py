@@ -84,6 +84,7 @@ def estimate(run: MeasuredRun, small: DesignResult, full: DesignResult, node: No
             unknown_ge += block.total_ge
             continue
         activity = activities[name]
+        assert activity.lanes or not name.startswith("pe."), f"{name} of the PE array is not in the dump of {run.name}"
         scale = block.count * block.ge / max(1.0, small_blocks[name].ge)
         watts = scale * 1e-12 * hertz
         shares = {
