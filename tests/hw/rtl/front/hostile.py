@@ -25,6 +25,9 @@ from plora.hw.defs.registers import (
     MMIO_BITS,
     PENDING_BASE,
     QUEUE,
+    RESET_CHAIN_LIMIT,
+    RESET_CHAIN_TIMEOUT,
+    RESET_WATCHDOG,
     VECTOR,
     Access,
     global_offset,
@@ -39,6 +42,9 @@ Scale = tuple[int, Exponents]
 """What a slot's line 0 states beside the descriptor."""
 SLOT_LOG2 = 11
 HOSTILE, VICTIM = 0, 1
+SLOWEST_ANSWER = 4096
+"""Cycles within which the memories of these runs answer something."""
+RESET = {"CHAIN_LIMIT": RESET_CHAIN_LIMIT, "CHAIN_TIMEOUT": RESET_CHAIN_TIMEOUT, "WATCHDOG": RESET_WATCHDOG}
 
 
 def product(config: NdpConfig, rows: int, columns: int, batch: int, address: int) -> Descriptor:
@@ -154,19 +160,32 @@ def packed(columns: Columns) -> npt.NDArray[np.uint8]:
     return words.view(np.uint8)
 
 
-def expected_statuses(config: NdpConfig, setup: RingSetup, columns: Columns, scales: Sequence[Scale]) -> Iterator[int]:
-    """What the specification says of each descriptor of one queue, in order; ``scales``: of each slot."""
+def expected_statuses(
+    config: NdpConfig,
+    setup: RingSetup,
+    columns: Columns,
+    scales: Sequence[Scale],
+    observed: Sequence[int] | None = None,
+) -> Iterator[int]:
+    """What the specification says of each descriptor of one queue, in order; ``scales``: of each slot.
+
+    With ``observed`` statuses a chain may be closed at any of its members but the first, as CHAIN_LIMIT and
+    CHAIN_TIMEOUT have it: that member gets CHAIN_BROKEN and the rest CHAIN_ABORTED, whatever they are.
+    """
     window = QueueWindow(setup.base, setup.limit, 1 << setup.submission_slot_log2, 1 << setup.result_slot_log2)
-    chain, failed, inside = ChainState(), False, False
+    chain, failed, inside, closed = ChainState(), False, False, False
     for number, values in enumerate(zip(*(columns[f.name].tolist() for f in FIELDS), strict=True)):
         d = Descriptor(*values)
-        if inside and failed:
+        if closed or (inside and failed):
             status = Status.CHAIN_ABORTED
         else:
             verdict = check(d, config, window, chain if inside else ChainState(), *scales[number % len(scales)])
             status, chain = verdict.status, verdict.chain
+        if observed is not None and inside and not closed and status != observed[number] == Status.CHAIN_BROKEN:
+            status, closed = Status.CHAIN_BROKEN, True
         yield int(status)
         inside = bool(d.chain)
+        closed = closed and inside
         failed = inside and status != Status.OK
 
 
@@ -195,10 +214,11 @@ def random_setup(config: NdpConfig, base: int, limit: int, rng: random.Random) -
     return setup if rng.random() < 0.7 else replace(setup, **wrong)
 
 
-def random_pokes(config: NdpConfig, count: int, rng: random.Random) -> list[tuple[int, int]]:
+def random_pokes(config: NdpConfig, count: int, rng: random.Random, *, closing: bool) -> list[tuple[int, int]]:
     """Register writes of somebody who may reach his own queue, and those global ones that change no status.
 
-    And addresses where nothing is, or nothing to be written.
+    And addresses where nothing is, or nothing to be written. ``closing``: also registers that close chains, and the
+    watchdog, from `SLOWEST_ANSWER` cycles on (a shorter period would fail accesses that memory does answer).
     """
     own = [queue_offset(HOSTILE, r.name) for r in QUEUE if r.name not in ("CTRL", "CQ_HEAD")]
     common = [global_offset(name) for name in ("POLL_INTERVAL", "SHARE", "MSIX")]
@@ -206,13 +226,17 @@ def random_pokes(config: NdpConfig, count: int, rng: random.Random) -> list[tupl
     absent = [*range(0xF000, 1 << MMIO_BITS, 4), *range(PENDING_BASE, PENDING_BASE + 64, 4)]
     absent += [queue_offset(HOSTILE, r.name) for r in QUEUE if r.access is Access.RO]
     absent += [r.offset for r in GLOBAL if r.access is Access.RO]
-    return [
-        (
-            rng.choice(rng.choice([own, own, common, absent])),
-            rng.choice([0, 1, 0xFFFF_FFFF, rng.getrandbits(32), 1 << rng.randrange(32)]),
-        )
-        for _ in range(count)
-    ]
+    places = [own, own, common, absent]
+    if closing:
+        places += [[global_offset(name) for name in ("CHAIN_LIMIT", "CHAIN_TIMEOUT", "WATCHDOG")]]
+    pokes = []
+    for _ in range(count):
+        offset = rng.choice(rng.choice(places))
+        value = rng.choice([0, 1, 0xFFFF_FFFF, rng.getrandbits(32), 1 << rng.randrange(32)])
+        if offset == global_offset("WATCHDOG") and 0 < value < SLOWEST_ANSWER:
+            value += SLOWEST_ANSWER
+        pokes.append((offset, value))
+    return pokes
 
 
 def random_scales(device: RtlDevice, setup: RingSetup, rng: random.Random) -> list[Scale]:
@@ -244,6 +268,8 @@ class Tally:
     setups_refused: int = 0
     setups: int = 0
     longest_wait_of_the_victim: int = 0
+    chains_closed: int = 0
+    """By CHAIN_LIMIT and CHAIN_TIMEOUT."""
     statuses: Counter[int] = field(default_factory=Counter)
 
 
@@ -293,19 +319,38 @@ def run(device: RtlDevice, config: NdpConfig, *, descriptors: int, a_round: int,
                 everything.append((columns, random_scales(device, setup, rng)))
         device.allow(windows)
         before, started = device.cycles, time.process_time()
-        drive_rings(device, loads, pokes=random_pokes(config, a_round // 20, rng), seed=rng.getrandbits(32))
+        closing = rng.random() < 0.3
+        pokes = random_pokes(config, a_round // 20, rng, closing=closing)
+        drive_rings(device, loads, pokes=pokes, seed=rng.getrandbits(32))
         tally.seconds += time.process_time() - started
         tally.cycles += device.cycles - before
         for load, (columns, scales) in zip(loads, everything, strict=True):
-            _compare(config, load, columns, scales, tally, seed)
+            _compare(config, load, columns, scales, tally, seed, closing=closing)
+        for name, value in RESET.items():
+            device.mmio_write(global_offset(name), value)
+        assert not device.mmio_read(global_offset("WATCHDOG_TRIPS")), seed
         for queue in (HOSTILE, VICTIM):
             disable(device, queue)
     return tally
 
 
-def _compare(config: NdpConfig, load: RingLoad, columns: Columns, scales: list[Scale], tally: Tally, seed: int) -> None:
+def _compare(
+    config: NdpConfig,
+    load: RingLoad,
+    columns: Columns,
+    scales: list[Scale],
+    tally: Tally,
+    seed: int,
+    *,
+    closing: bool,
+) -> None:
     assert load.statuses is not None
-    expected = np.fromiter(expected_statuses(config, load.setup, columns, scales), np.uint8, len(load.statuses))
+    count = len(load.statuses)
+    expected = np.fromiter(expected_statuses(config, load.setup, columns, scales), np.uint8, count)
+    if closing:
+        strict, observed = expected, load.statuses.tolist()
+        expected = np.fromiter(expected_statuses(config, load.setup, columns, scales, observed), np.uint8, count)
+        tally.chains_closed += int(np.count_nonzero((expected == Status.CHAIN_BROKEN) & (strict != expected)))
     differs = np.flatnonzero(expected != load.statuses)
     if differs.size:
         first = int(differs[0])

@@ -34,6 +34,7 @@ def report(name: str, tally: Tally) -> None:
     lines = [
         f"{name}: {tally.descriptors} descriptors in {tally.cycles} cycles and {tally.seconds:.0f} s",
         f"{tally.setups_refused} of {tally.setups} set-ups refused",
+        f"{tally.chains_closed} chains closed by limit or time",
         f"longest wait of the victim {tally.longest_wait_of_the_victim} cycles",
         str({Status(s).name: n for s, n in sorted(tally.statuses.items())}),
     ]
@@ -47,6 +48,7 @@ def test_a_million_descriptors_through_the_front_end() -> None:
     assert tally.descriptors >= 1_000_000
     assert {Status(s) for s in tally.statuses} == DECODED
     assert 0.02 < tally.statuses[Status.OK] / tally.descriptors < 0.5
+    assert tally.chains_closed > 1000
     assert tally.longest_wait_of_the_victim < LONGEST_WAIT
 
 
