@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from amaranth.back import verilog
 
 from plora.hw.cosim.device import RtlDevice
 from plora.hw.defs.config import NdpConfig, preset
+from plora.hw.defs.descriptor import Source
+from plora.hw.defs.legality import RingSetup
+from plora.hw.defs.queue import NO_EXPONENTS
 from plora.hw.defs.status import Status
 from plora.hw.rtl.device import NdpDevice
 from tests.hw.rtl.front.decoding_core import DecodingCore
-from tests.hw.rtl.front.hostile import Tally, run
+from tests.hw.rtl.front.hostile import SLOT_LOG2, Tally, columns_of, expected_statuses, product, run
 
 TINY = preset("tiny")
 MEMORY_BYTES = 1 << 20
@@ -67,3 +71,26 @@ def test_more_queues_and_one_channel() -> None:
         tally = run(device, config, descriptors=30_000, a_round=3_000, seed=3, executes=False)
     report("one channel", tally)
     assert tally.descriptors >= 30_000
+
+
+@pytest.mark.parametrize(
+    ("observed", "believed"),
+    [
+        ("OK OK OK OK", True),
+        ("OK CHAIN_BROKEN CHAIN_ABORTED OK", True),
+        ("OK OK CHAIN_BROKEN OK", True),
+        ("CHAIN_BROKEN CHAIN_ABORTED CHAIN_ABORTED OK", False),
+        ("OK CHAIN_BROKEN OK OK", False),
+        ("OK CHAIN_ABORTED CHAIN_ABORTED OK", False),
+        ("OK OK OK CHAIN_BROKEN", False),
+        ("OK OK CHAIN_BROKEN CHAIN_ABORTED", False),
+    ],
+)
+def test_a_closed_chain_is_believed_only_of_the_members_of_a_chain(observed: str, believed: bool) -> None:
+    setup = RingSetup(0, 1 << 18, 16, 0, SLOT_LOG2, 1 << 17, SLOT_LOG2)
+    alone = product(TINY, 8, 8, 1, 1 << 16)
+    last = replace(alone, source=Source.CHAIN)
+    chain = [replace(alone, chain=1), replace(last, chain=1), last, alone]
+    seen = [int(Status[name]) for name in observed.split()]
+    said = list(expected_statuses(TINY, setup, columns_of(chain), [(0, NO_EXPONENTS)], seen))
+    assert (said == seen) == believed
