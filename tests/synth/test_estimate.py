@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -57,6 +58,13 @@ def test_a_block_that_only_the_large_device_has_is_as_active_as_the_rest() -> No
     full = design("full", ("pe.dot", 64, 1000.0), ("core.feeder", 1, 200.0), ("core.sfu", 1, 600.0))
     result = estimate(RUN, SMALL, full, node("45nm"), 1000.0)
     assert result.other_w.best == pytest.approx(1e-3 * 4.0 * 2 * 4 + LEAKAGE_W * 800)
+
+
+def test_an_array_that_was_not_in_the_dump_is_no_array_without_power() -> None:
+    still = dataclasses.replace(activity("pe.dot", 0.0, 1.0), lanes=0)
+    run = dataclasses.replace(RUN, activities=[still, *RUN.activities[1:]])
+    with pytest.raises(AssertionError, match=r"pe\.dot of the PE array is not in the dump of gemv"):
+        estimate(run, SMALL, SMALL, node("45nm"), 1000.0)
 
 
 def test_the_table_says_what_the_object_says() -> None:
