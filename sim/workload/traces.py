@@ -191,7 +191,7 @@ def _collect(path: Path) -> tuple[str, _Columns]:
         with path.open(encoding="utf-8-sig", newline="") as handle:
             first = handle.read(1)
             handle.seek(0)
-            rows = _json_rows(handle, path) if first == "{" else _csv_rows(handle, path)
+            rows = _json_rows(handle, path) if first in ("{", "[") else _csv_rows(handle, path)
             for number, row in rows:
                 if reader is None:
                     name, reader = _recognise(row, path)

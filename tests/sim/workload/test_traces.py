@@ -119,6 +119,11 @@ def test_a_malformed_json_line_names_its_line(tmp_path: Path, line: str, word: s
     assert "t.jsonl:2: " in str(caught.value)
 
 
+def test_a_first_line_that_is_a_list_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"t.jsonl:1: holds a list; give one JSON object a line"):
+        read_trace(write(tmp_path, "[1]\n", "t.jsonl"))
+
+
 def test_an_unknown_format_shows_the_columns_and_the_one_to_use(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="arrived_at,num_prefill_tokens"):
         read_trace(write(tmp_path, "when,what\n1,2\n"))
