@@ -25,7 +25,7 @@ RESULT = Path(__file__).parent / "results" / "device.json"
 PICTURE = RESULT.with_suffix(".svg")
 """The histogram of the errors in it."""
 
-CASES = {"small": 324, "full": 63}
+CASES = {"small": 360, "full": 90}
 """Cases of the committed comparison."""
 SEEDS = {"small": 8, "full": 6}
 """RTL runs of a case with random stalls, of which the mean counts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import log
 
@@ -207,26 +207,25 @@ class _Maker:
         return rows
 
     def _any(self) -> Callable[[], list[Row]]:
-        kinds = (self.gemv, self.gemm, self.short, self.lora, self.sums, self.shared)
+        kinds = (self.gemv, self.gemm, self.short, self.lora, self.sums, self.shared, self.attention)
         return kinds[int(self._rng.integers(len(kinds)))]
 
 
-KINDS = ("gemv", "gemm", "short", "lora", "sums", "shared", "backlog", "queues")
-"""Of the committed comparison."""
-ATTENTION = ("attention", "heads")
-"""Compared by `plora calibrate --attention`."""
+KINDS = ("gemv", "gemm", "short", "lora", "sums", "shared", "attention", "heads", "backlog", "queues")
+BF16_SHARE = 1 / 3
+"""Of the cases; the others are FP16."""
 
 
-def cases(
-    preset_name: str, count: int, *, first: int = 0, max_beats: int = 4000, kinds: Sequence[str] = KINDS
-) -> Iterator[Case]:
+def cases(preset_name: str, count: int, *, first: int = 0, max_beats: int = 4000) -> Iterator[Case]:
     """Cases ``first`` ... ``first + count - 1`` of a preset: every kind, latency and stall in turn."""
     config = preset(preset_name)
     memories = [(latency, stall) for latency in LATENCIES for stall in STALLS]
     for number in range(first, first + count):
-        # Nine memories and eight kinds, or two, have no common divisor: every combination comes up.
+        # Nine memories and ten kinds have no common divisor: every combination comes up.
         (read, write), stall = memories[number % len(memories)]
-        kind = kinds[number % len(kinds)]
-        maker = _Maker(config, np.random.default_rng((20_05, number, config.channels)), max_beats)
-        rows: list[Row] = getattr(maker, kind)()
+        kind = KINDS[number % len(KINDS)]
+        rng = np.random.default_rng((20_05, number, config.channels))
+        rows: list[Row] = getattr(_Maker(config, rng, max_beats), kind)()
+        if rng.random() < BF16_SHARE:
+            rows = [{**row, "dtype": "bf16"} for row in rows]
         yield Case(number, preset_name, kind, tuple(rows), MemoryTiming(read, write, stall))

@@ -33,9 +33,6 @@ def configure(parser: CommandParser) -> None:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="a sample only, and whether the committed result is current")
     mode.add_argument("--write", action="store_true", help="replace the committed result")
-    parser.add_argument(
-        "--attention", action="store_true", help="heads of attention instead, which the committed result has not"
-    )
     parser.add_argument("--preset", default=None, help=f"one preset only: {', '.join(PRESETS)}")
     parser.add_argument("--cases", type=int, default=None, metavar="N", help="number of cases of each preset")
     parser.add_argument("--seeds", type=int, default=None, metavar="N", help="RTL runs of a case with random stalls")
@@ -44,7 +41,7 @@ def configure(parser: CommandParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     """Run the cases on the RTL and compare."""
     from plora.sim.calibration import device as calibration
-    from plora.sim.calibration.device_cases import ATTENTION, KINDS, cases
+    from plora.sim.calibration.device_cases import cases
 
     for name in ("cases", "seeds"):
         value = getattr(args, name)
@@ -52,8 +49,8 @@ def run(args: argparse.Namespace) -> Result:
             raise UserError(f"--{name} {value}: choose 1 ... 10000")
     if args.preset is not None and args.preset not in PRESETS:
         raise UserError(f"unknown device preset {args.preset!r}; choose one of {', '.join(PRESETS)}")
-    if args.write and (args.preset or args.cases or args.seeds or args.attention):
-        raise UserError("--write replaces the whole result: leave out --preset, --cases, --seeds and --attention")
+    if args.write and (args.preset or args.cases or args.seeds):
+        raise UserError("--write replaces the whole result: leave out --preset, --cases and --seeds")
     wanted = {"small": _CHECK_CASES} if args.check else dict(calibration.CASES)
     if args.preset is not None:
         wanted = {args.preset: wanted.get(args.preset, _CHECK_CASES)}
@@ -62,7 +59,7 @@ def run(args: argparse.Namespace) -> Result:
         seeds = args.seeds or (_CHECK_SEEDS if args.check else calibration.SEEDS.get(preset_name, _CHECK_SEEDS))
         total = args.cases or count
         say(f"running {total} cases on the {preset_name} RTL")
-        for case in cases(preset_name, total, kinds=ATTENTION if args.attention else KINDS):
+        for case in cases(preset_name, total):
             comparisons.append(calibration.compare(case, _measure(case, seeds)))
             if len(comparisons) % 25 == 0:
                 say(f"  {len(comparisons)} cases, mean error {calibration.figures(comparisons)['mean_abs_error']:.3%}")

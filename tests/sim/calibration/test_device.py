@@ -10,7 +10,7 @@ from plora.hw.defs.errors import UserError
 from plora.hw.defs.status import Status
 from plora.sim.calibration import device as calibration
 from plora.sim.calibration.device import Comparison, committed, figures, repredicted, stream_of, summary, within_limits
-from plora.sim.calibration.device_cases import ATTENTION, KINDS, LATENCIES, STALLS, cases
+from plora.sim.calibration.device_cases import KINDS, LATENCIES, STALLS, cases
 from plora.sim.device.predict import statuses
 
 
@@ -45,12 +45,6 @@ def test_cases_are_legal_but_for_those_meant_not_to_be() -> None:
             assert found[Status.OK]
             if case.kind != "backlog":
                 assert found[Status.SIZE_MISMATCH] == 0
-
-
-def test_heads_of_attention_are_legal() -> None:
-    for name in ("tiny", "small", "full"):
-        for case in cases(name, 20, kinds=ATTENTION):
-            assert set(statuses(stream_of(case))) == {Status.OK}, f"{name} {case.number}"
 
 
 def test_the_same_number_is_the_same_case() -> None:

@@ -112,7 +112,7 @@ def test_a_head_of_attention_takes_the_predicted_cycles(tiles: list[int], head_d
         assert ours.completed_cycle == pytest.approx(theirs.completed_cycle, abs=allowed), ours.entry
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(10))
 def test_random_streams_take_the_predicted_cycles_and_leave_the_golden_bits(number: int) -> None:
     (case,) = cases("tiny", 1, first=9 * number, max_beats=1500)
     stream = stream_of(case)
