@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plora.hw.defs.config import VALUE_BYTES, NdpConfig
-from plora.hw.defs.descriptor import Descriptor, Op
-from plora.hw.defs.packing import pack_geometry
+from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.registers import global_offset, queue_offset
 from plora.sim.functional.layout import pack_operand
 from plora.sw.driver import DeviceError, LinkTraffic
 from plora.sw.queue_pair import Request
 from plora.sw.session import open_session
+from plora.sw.tiling import product_descriptor
 
 if TYPE_CHECKING:
     from plora.hw.cosim.device import RtlDevice
@@ -109,16 +108,7 @@ def _one(
         session.driver.load(region.address, packed)
         # An idle queue is looked at so rarely that the doorbell decides.
         session.driver.write_register(global_offset("POLL_INTERVAL"), 1 << 20)
-        d = Descriptor(
-            op=Op.GEMM,
-            device_address=region.address,
-            device_bytes=pack_geometry(config, rows, columns).packed_bytes,
-            device_rows=rows,
-            device_columns=columns,
-            gpu_bytes=batch * columns * VALUE_BYTES,
-            gpu_rows=batch,
-            gpu_columns=columns,
-        )
+        d = product_descriptor(config, region.address, rows, columns, batch)
         operand = rng.standard_normal((batch, columns)).astype(np.float16)
         before = session.driver.traffic.copy()
         for _ in range(DESCRIPTORS):

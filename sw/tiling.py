@@ -222,6 +222,20 @@ Chain = tuple[Step, ...]
 """Descriptors that run as one chain, or a single one that is none."""
 
 
+def product_descriptor(config: NdpConfig, address: int, rows: int, columns: int, batch: int) -> Descriptor:
+    """The GEMM of ``batch`` input rows from the slot with a whole packed rows x columns operand at ``address``."""
+    return Descriptor(
+        op=Op.GEMM,
+        device_address=address,
+        device_bytes=pack_geometry(config, rows, columns).packed_bytes,
+        device_rows=rows,
+        device_columns=columns,
+        gpu_bytes=batch * columns * VALUE_BYTES,
+        gpu_rows=batch,
+        gpu_columns=columns,
+    )
+
+
 def _descriptor(tile: Tile, address: int, rows: range, batch: int, **flags: int) -> Descriptor:
     """The descriptor of the rows ``rows`` (of the tile, from 0, whole row groups) and ``batch`` input rows."""
     g, columns = tile.geometry, len(tile.columns)

@@ -9,8 +9,6 @@ import pytest
 
 from plora.hw.cosim.device import AccessError, ResponseOrder, RtlDevice
 from plora.hw.defs.config import preset
-from plora.hw.defs.descriptor import Descriptor, Op
-from plora.hw.defs.packing import pack_geometry
 from plora.hw.defs.queue import RESULT_OFFSET, operand_offset
 from plora.hw.defs.registers import global_offset, queue_offset
 from plora.hw.defs.status import Status
@@ -20,7 +18,7 @@ from plora.sim.golden.numerics import golden_gemm
 from plora.sw.driver import DeviceError
 from plora.sw.queue_pair import Request, Ticket
 from plora.sw.session import Session, open_session
-from plora.sw.tiling import SlotSizes
+from plora.sw.tiling import SlotSizes, product_descriptor
 
 CONFIG = preset("tiny")
 PERIOD = 2000
@@ -42,16 +40,7 @@ class Bench:
         self.submitted = 0
 
     def request(self) -> Request:
-        d = Descriptor(
-            op=Op.GEMM,
-            device_address=self.weights,
-            device_bytes=pack_geometry(CONFIG, ROWS, COLUMNS).packed_bytes,
-            device_rows=ROWS,
-            device_columns=COLUMNS,
-            gpu_bytes=3 * 2 * COLUMNS,
-            gpu_rows=3,
-            gpu_columns=COLUMNS,
-        )
+        d = product_descriptor(CONFIG, self.weights, ROWS, COLUMNS, 3)
         return Request(d, self.rng.standard_normal((3, COLUMNS)).astype(np.float16))
 
     def submit(self) -> Ticket:

@@ -11,8 +11,6 @@ import pytest
 
 from plora.hw.cosim.device import ResponseOrder, RtlDevice
 from plora.hw.defs.config import preset
-from plora.hw.defs.descriptor import Descriptor, Op
-from plora.hw.defs.packing import pack_geometry
 from plora.hw.defs.registers import global_offset, queue_offset
 from plora.hw.defs.status import Status
 from plora.sim.functional import FunctionalDevice
@@ -20,7 +18,7 @@ from plora.sim.functional.layout import pack_operand
 from plora.sim.golden.numerics import golden_gemm
 from plora.sw.queue_pair import DescriptorError, Request, Ticket
 from plora.sw.session import Session, open_session
-from plora.sw.tiling import SlotSizes
+from plora.sw.tiling import SlotSizes, product_descriptor
 
 CONFIG = preset("tiny")
 HALF = 1 << 19
@@ -49,16 +47,7 @@ class Host:
 
     def request(self, **fields: int) -> Request:
         operand = self._rng.standard_normal((2, COLUMNS)).astype(np.float16)
-        d = Descriptor(
-            op=Op.GEMM,
-            device_address=self.address,
-            device_bytes=pack_geometry(CONFIG, ROWS, COLUMNS).packed_bytes,
-            device_rows=ROWS,
-            device_columns=COLUMNS,
-            gpu_bytes=2 * 2 * COLUMNS,
-            gpu_rows=2,
-            gpu_columns=COLUMNS,
-        )
+        d = product_descriptor(CONFIG, self.address, ROWS, COLUMNS, 2)
         return Request(replace(d, **fields), operand)
 
     def right(self, request: Request, result: Any) -> bool:

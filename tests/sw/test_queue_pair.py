@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plora.hw.defs.config import NdpConfig, preset
-from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
+from plora.hw.defs.descriptor import Descriptor, DType, Keep, Source
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.legality import ChainState, QueueWindow, check
-from plora.hw.defs.packing import pack_geometry
 from plora.hw.defs.queue import Completion, operand_offset, valid_word
 from plora.hw.defs.registers import queue_offset
 from plora.hw.defs.status import Status
@@ -24,7 +23,7 @@ from plora.sim.golden.numerics import golden_gemm
 from plora.sw.driver import DeviceError
 from plora.sw.queue_pair import DescriptorError, QueuePair, Request, Ticket
 from plora.sw.session import Session, open_session
-from plora.sw.tiling import SlotSizes
+from plora.sw.tiling import SlotSizes, product_descriptor
 
 CONFIG = preset("tiny")
 SLOTS = SlotSizes(12, 12)
@@ -99,16 +98,7 @@ class Bench:
     def request(self, seed: int = 0, **fields: int) -> Request:
         """A legal request, but for ``fields``."""
         operand = np.random.default_rng(seed).standard_normal((2, K)).astype(np.float16)
-        d = Descriptor(
-            op=Op.GEMM,
-            device_address=self.address,
-            device_bytes=pack_geometry(CONFIG, N, K).packed_bytes,
-            device_rows=N,
-            device_columns=K,
-            gpu_bytes=2 * 2 * K,
-            gpu_rows=2,
-            gpu_columns=K,
-        )
+        d = product_descriptor(CONFIG, self.address, N, K, 2)
         d = replace(d, **fields)
         return Request(d, operand if d.source == Source.SLOT else None)
 
