@@ -36,7 +36,8 @@ ALIGNED_REQUIRED = 0.98
 REMAINDER_REQUIRED = 0.95
 """The same with remainders, as a share of useful / padded."""
 GAP_LIMIT_CYCLES = 4
-"""Cycles a job, in a row of equal ones, in which neither memory nor array works though one of them is the bound."""
+"""Cycles a descriptor, in a row of equal jobs, in which neither memory nor array works though one of them is the
+bound."""
 STALL_MARGIN = 0.03
 """A memory that stalls with probability p may cost so much more than p."""
 
@@ -73,11 +74,13 @@ class BenchCase:
     """How many are put in a row, after one has run alone; 1: none are."""
     timing: MemoryTiming = IDEAL
     dtype: str = "fp16"
+    in_turns: bool = False
+    """Jobs in a row are heads of one chain: the last row of each comes after the others of the next."""
 
     def stream(self, config: NdpConfig, jobs: int) -> Stream:
         """So many jobs in one queue, all with the same operands."""
-        rows = [{"seed": 1 + index, **row} for _ in range(jobs) for index, row in enumerate(self.rows)]
-        return place(config, lines_of(rows))
+        rows: list[Row] = [{"seed": 1 + index, **row} for index, row in enumerate(self.rows)]
+        return place(config, lines_of(_turns(rows, jobs) if self.in_turns else rows * jobs))
 
     @property
     def shape(self) -> str:
@@ -88,6 +91,13 @@ class BenchCase:
 
 def _row(n: int, k: int, batch: int, **flags: object) -> Row:
     return {"device_rows": n, "device_columns": k, "gpu_rows": batch, **flags}
+
+
+def _turns(head: list[Row], heads: int) -> list[Row]:
+    """So many heads in one chain, the values of each after the scores of the next."""
+    *scores, values = head
+    before = {**values, "chain": 1, "source": "previous"}
+    return [*scores, *[*scores, before] * (heads - 1), values]
 
 
 def _fits(config: NdpConfig, n: int, k: int, batch: int, limit_bytes: int) -> bool:
@@ -198,7 +208,8 @@ def attention_cases(config: NdpConfig) -> Iterator[BenchCase]:
                     f"attention-g{rows}-d{dims}-{size}", "attention", job,
                     *(Criterion.BEATS, BEATS_REQUIRED[size], _ROW_OF_JOBS)
                     if rows <= PE_ROWS
-                    else (Criterion.UTILISATION, ALIGNED_REQUIRED, _FEW_JOBS),
+                    else (Criterion.UTILISATION, ALIGNED_REQUIRED, _FEW_JOBS + 1),
+                    in_turns=True,
                 )  # fmt: skip
 
 

@@ -40,7 +40,11 @@ KEPT_MAX_TOKENS = 1 << 15
 """Most columns of an intermediate that passed the softmax unit: tokens of one chain."""
 
 SOFTMAX_MAX_ROWS = 32
-"""Query rows of which the softmax unit keeps the state."""
+"""Query rows of which the softmax unit keeps the state, in each bank."""
+
+SOFTMAX_BANKS = 2
+"""Intermediates of softmax terms that a chain can keep: that of the newest SOFTMAX descriptors and the one before.
+Each has an equal share of the kept words and of the softmax unit's states."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +180,17 @@ class NdpConfig:
         """Words, per PE row, of the quarter of the output buffer that keeps the intermediate of a chain."""
         return self.output_buffer_bytes // (4 * PE_ROWS * WORD_BYTES)
 
-    def kept_stride(self, pairs: int) -> int:
-        """Words from one of ``pairs`` pairs of kept rows to the next: each has an equal power of two; 0 if too many."""
-        return self.kept_words >> (pairs - 1).bit_length()
+    @property
+    def bank_words(self) -> int:
+        """Words, per PE row, of one bank of softmax terms."""
+        return self.kept_words // SOFTMAX_BANKS
+
+    def kept_stride(self, pairs: int, *, softmax: bool) -> int:
+        """Words from one of ``pairs`` pairs of kept rows to the next: each has an equal power of two; 0 if too many.
+
+        Softmax terms share a bank, any other intermediate all kept words.
+        """
+        return (self.bank_words if softmax else self.kept_words) >> (pairs - 1).bit_length()
 
     @property
     def result_half_words(self) -> int:

@@ -12,7 +12,8 @@ The two operands, in the terms of y = x W^T:
 
 Attention of one head over T tokens of D values is a chain of two kinds of descriptors. ``SOFTMAX``:
 W is K (N = T, K = D), x the queries, and the kept intermediate p = 2**(scale * x W^T - anchor). Then,
-with ``transpose``: W is V^T (N = D, K = T), x the kept p, and y = p V with its anchors.
+with ``transpose``: W is V^T (N = D, K = T), x the kept p, and y = p V with its anchors. A chain may hold several heads
+and begin the next head's scores before it comes to the values of this one, whose p are then the previous ones.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Source(IntEnum):
     """The intermediate that this chain kept."""
     CHAIN = 2
     """The operand that this chain loaded last from a slot (x for the next matrix that shares it)."""
+    PREVIOUS = 3
+    """The softmax terms that this chain kept before those of its newest SOFTMAX descriptor with `Keep.NEW`."""
 
 
 class Keep(IntEnum):

@@ -62,6 +62,9 @@ class ChainState:
     """Columns of the kept intermediate; 0 if there is none."""
     kept_softmax: bool = False
     """It passed the softmax unit."""
+    previous_rows: int = 0
+    previous_columns: int = 0
+    """Columns of the softmax terms kept before those; 0 if there are none."""
     operand_rows: int = 0
     operand_columns: int = 0
     """Shape of the operand loaded last from a slot; 0 if there is none."""
@@ -74,6 +77,8 @@ class ChainState:
     """Columns of the GPU operand whose products were summed so far."""
     acc_transpose: bool = False
     """The sums are those of a transposed operand."""
+    acc_previous: bool = False
+    """The sums are those of the previous softmax terms."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ def ring_setup_allowed(config: NdpConfig, setup: RingSetup) -> bool:
 
 def kept_column_limit(config: NdpConfig, pairs: int, *, softmax: bool) -> int:
     """Most columns of a kept intermediate of ``pairs`` pairs of rows; 0 if there is no room for so many rows."""
-    stride = config.kept_stride(pairs)
+    stride = config.kept_stride(pairs, softmax=softmax)
     if softmax:
         return min(stride * WORD_VALUES, KEPT_MAX_TOKENS)
     return KEPT_MAX_VALUES if stride >= KEPT_ROW_WORDS else 0
@@ -126,14 +131,16 @@ def kept_column_limit(config: NdpConfig, pairs: int, *, softmax: bool) -> int:
 def _flags_agree(d: Descriptor) -> bool:
     softmax = d.op == Op.SOFTMAX
     held = d.keep != Keep.NONE or d.acc_out
-    if d.source > Source.CHAIN or d.keep > Keep.APPEND or (held and not d.chain) or (d.keep and d.acc_out):
+    if d.keep > Keep.APPEND or (held and not d.chain) or (d.keep and d.acc_out):
         return False
     # The new intermediate would overwrite the words that later row groups still read.
     if d.source == Source.KEPT and d.keep == Keep.NEW:
         return False
     if softmax and (d.keep == Keep.NONE or d.source == Source.KEPT or d.acc_in or d.transpose):
         return False
-    return not d.transpose or (d.source == Source.KEPT and d.keep == Keep.NONE)
+    if d.source == Source.PREVIOUS and not d.transpose:
+        return False
+    return not d.transpose or (d.source in (Source.KEPT, Source.PREVIOUS) and d.keep == Keep.NONE)
 
 
 def _static(d: Descriptor, config: NdpConfig, window: QueueWindow) -> Status:
@@ -224,12 +231,14 @@ def _follows(d: Descriptor, config: NdpConfig, chain: ChainState) -> bool:
     if d.acc_in and (
         (n, b, _split(d, config)) != (chain.acc_rows, chain.acc_batch, chain.acc_split)
         or chain.acc_terms + k > config.accumulator.max_terms
-        or bool(d.transpose) != chain.acc_transpose
+        or (bool(d.transpose), d.source == Source.PREVIOUS) != (chain.acc_transpose, chain.acc_previous)
     ):
         return False
     if d.transpose and not _takes_kept_tokens(d, chain):
         return False
     if d.source == Source.KEPT and (b, bool(d.transpose)) != (chain.kept_rows, chain.kept_softmax):
+        return False
+    if d.source == Source.PREVIOUS and b != chain.previous_rows:
         return False
     if d.source == Source.KEPT and not d.transpose and k != chain.kept_columns:
         return False
@@ -246,8 +255,9 @@ def _follows(d: Descriptor, config: NdpConfig, chain: ChainState) -> bool:
 def _takes_kept_tokens(d: Descriptor, chain: ChainState) -> bool:
     """True if the tokens from the last summed one on are there, and none is left out of a result."""
     end = chain.acc_terms + d.device_columns
+    there = chain.previous_columns if d.source == Source.PREVIOUS else chain.kept_columns
     whole_words = chain.acc_terms % WORD_VALUES == 0
-    return whole_words and (end <= chain.kept_columns if d.acc_out else end == chain.kept_columns)
+    return whole_words and (end <= there if d.acc_out else end == there)
 
 
 def check(
@@ -275,7 +285,17 @@ def check(
     if d.source == Source.SLOT:
         after = replace(after, operand_rows=b, operand_columns=k)
     if d.keep == Keep.NEW:
-        after = replace(after, kept_rows=b, kept_columns=n, kept_softmax=d.op == Op.SOFTMAX)
+        softmax = d.op == Op.SOFTMAX
+        # Softmax terms go to the other bank; any other intermediate may overwrite both.
+        stays = softmax and chain.kept_softmax
+        after = replace(
+            after,
+            kept_rows=b,
+            kept_columns=n,
+            kept_softmax=softmax,
+            previous_rows=chain.kept_rows if stays else 0,
+            previous_columns=chain.kept_columns if stays else 0,
+        )
     elif d.keep == Keep.APPEND:
         after = replace(after, kept_columns=chain.kept_columns + n)
     if d.acc_out:
@@ -286,7 +306,10 @@ def check(
             acc_split=_split(d, config),
             acc_terms=chain.acc_terms + k,
             acc_transpose=bool(d.transpose),
+            acc_previous=d.source == Source.PREVIOUS,
         )
     else:
-        after = replace(after, acc_rows=0, acc_batch=0, acc_split=0, acc_terms=0, acc_transpose=False)
+        after = replace(
+            after, acc_rows=0, acc_batch=0, acc_split=0, acc_terms=0, acc_transpose=False, acc_previous=False
+        )
     return Verdict(Status.OK, after if d.chain else ChainState())

@@ -159,7 +159,7 @@ class _Maker:
         fit = (MAX_OPERAND_BYTES - config.stripe_bytes * ceil_div(dims, WORD_VALUES)) // (2 * dims)
         beats = self._max_beats * config.stripe_values // (2 * dims * pairs)
         most = min(kept_column_limit(config, pairs, softmax=True), fit, beats)
-        parts = int(rng.integers(1, 4))
+        parts = min(int(rng.integers(1, 4)), max(1, most // WORD_VALUES))
         # Tiles before the last are whole words.
         tiles = [WORD_VALUES * self._spread(1, most // (parts * WORD_VALUES)) for _ in range(parts - 1)]
         tiles.append(self._spread(1, max(1, most - sum(tiles))))
@@ -178,11 +178,22 @@ class _Maker:
         value = {"device_rows": dims, "device_columns": sum(tiles), "gpu_rows": rows, "source": "kept", "transpose": 1}
         return [*scores, value]
 
+    def turns(self) -> list[Row]:
+        """Heads of one chain that take turns: the values of each come after the scores of the next."""
+        *scores, values = self.attention()
+        rows = scores
+        for _ in range(int(self._rng.integers(1, 4))):
+            *scores, following = self.attention()
+            rows += [*scores, {**values, "chain": 1, "source": "previous"}]
+            values = following
+        return [*rows, values]
+
     def heads(self) -> list[Row]:
-        """Several heads one after the other, adapters between them."""
+        """Several heads one after the other or in turns, adapters between them."""
         rows: list[Row] = []
         for _ in range(int(self._rng.integers(2, 6))):
-            rows += self.attention() if self._rng.random() < 0.7 else self.lora()
+            kind = self._rng.random()
+            rows += self.attention() if kind < 0.4 else self.turns() if kind < 0.75 else self.lora()
         return rows
 
     def backlog(self) -> list[Row]:

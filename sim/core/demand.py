@@ -54,6 +54,7 @@ class Demand(NamedTuple):
 
     load: int
     from_kept: int
+    from_previous: int
     operand_stripes: int
     operand_space: int
     operand_stripe: int
@@ -69,6 +70,7 @@ class Demand(NamedTuple):
     result_line: int
     multiply_adds: int
     split_log2: int
+    begins_terms: int
     softmax_cycles: int
     settle_cycles: int
 
@@ -79,7 +81,8 @@ class Demands:
 
     ================  ====================================================================================
     load              1: the GPU operand is read from the submission slot
-    from_kept         1: it is the kept intermediate
+    from_kept         1: it is a kept intermediate
+    from_previous     1: that before the newest softmax terms
     operand_stripes   stripes of the GPU operand to be read
     operand_space     stripes of the input buffer, per PE row, that it takes
     operand_stripe    its first stripe
@@ -95,6 +98,7 @@ class Demands:
     result_line       the first of them
     multiply_adds     products that count, B * N * K
     split_log2        halvings of a split sum
+    begins_terms      1: the results are new softmax terms
     softmax_cycles    cycles of the softmax unit between array and buffer; 0 for other results
     settle_cycles     cycles after which what was kept may be used
     ================  ====================================================================================
@@ -102,6 +106,7 @@ class Demands:
 
     load: Ints
     from_kept: Ints
+    from_previous: Ints
     operand_stripes: Ints
     operand_space: Ints
     operand_stripe: Ints
@@ -117,6 +122,7 @@ class Demands:
     result_line: Ints
     multiply_adds: Ints
     split_log2: Ints
+    begins_terms: Ints
     softmax_cycles: Ints
     settle_cycles: Ints
 
@@ -157,7 +163,8 @@ def gemm_demands(config: NdpConfig, shapes: Shapes) -> Demands:
     destination = np.where(shapes.acc_out != 0, TO_ACCUMULATORS, np.where(shapes.keep != Keep.NONE, TO_KEPT, TO_MEMORY))
     return Demands(
         load=load,
-        from_kept=(shapes.source == Source.KEPT).astype(np.int64),
+        from_kept=np.isin(shapes.source, (Source.KEPT, Source.PREVIOUS)).astype(np.int64),
+        from_previous=(shapes.source == Source.PREVIOUS).astype(np.int64),
         operand_stripes=load * b * row_stripes,
         operand_space=load * pairs * row_stripes,
         operand_stripe=shapes.operand_stripe,
@@ -175,6 +182,7 @@ def gemm_demands(config: NdpConfig, shapes: Shapes) -> Demands:
         result_line=shapes.result_line,
         multiply_adds=b * n * k,
         split_log2=split_log2,
+        begins_terms=(softmax & (shapes.keep == Keep.NEW)).astype(np.int64),
         softmax_cycles=softmax * constants.softmax,
         # The second row of a pair goes through the softmax unit a cycle behind the first.
         settle_cycles=transposed * (constants.softmax_settle + (b > 1)),

@@ -61,6 +61,14 @@ class Outcome:
     words_written: int = 0
 
 
+@dataclass(frozen=True)
+class _Terms:
+    """Kept softmax terms, and the state of the softmax unit beside them."""
+
+    weights: Weights
+    rows: RowState
+
+
 @dataclass
 class _Chain:
     """What a chain left on the device: the checked state, and the values that go with it."""
@@ -68,10 +76,10 @@ class _Chain:
     state: ChainState = field(default_factory=ChainState)
     operand: Matrix | None = None
     kept: Matrix | None = None
-    weights: Weights | None = None
-    """The kept softmax terms."""
-    rows: RowState | None = None
-    """State of the softmax unit beside them."""
+    terms: _Terms | None = None
+    """The newest softmax terms."""
+    previous: _Terms | None = None
+    """Those before."""
     sums: Grid | None = None
     """What the accumulators hold from one descriptor to the next."""
     summed: int = 0
@@ -163,12 +171,18 @@ class FunctionalCore:
             operand = gpu_operand_from_bytes(data, self._config, d.gpu_rows, d.gpu_columns)
             chain.operand = _as_multiplied(operand, d, exponent)
         if d.transpose:
-            assert chain.weights is not None and chain.rows is not None
-            scaled = rescale_weights(chain.weights.p, chain.weights.anchors, chain.rows.anchor, self._config)
+            terms = self._terms(d)
+            scaled = rescale_weights(terms.weights.p, terms.weights.anchors, terms.rows.anchor, self._config)
             return scaled[:, chain.summed : chain.summed + d.gpu_columns]
         source = chain.kept if d.source == Source.KEPT else chain.operand
         assert source is not None, "legality.check accepted a source that the chain does not have"
         return source
+
+    def _terms(self, d: Descriptor) -> _Terms:
+        """The softmax terms that a transposed operand is weighed with."""
+        terms = self._chain.previous if d.source == Source.PREVIOUS else self._chain.terms
+        assert terms is not None, "legality.check accepted terms that the chain does not have"
+        return terms
 
     def _weights(self, d: Descriptor) -> tuple[Matrix, int]:
         """The device operand, N x K, and the stripes that are read for it."""
@@ -203,9 +217,9 @@ class FunctionalCore:
             numeric = self._keep_softmax(d, sums, softmax_scale)
             return Outcome(Status.OK, numeric, cycles=cycles, words_read=words_read)
         if d.transpose:
-            assert chain.rows is not None
-            y, nan, overflow = self._rounded(d, sums, exponents, chain.rows.shift[:, None])
-            data = anchored_result_bytes(y, _anchors(chain.rows))
+            rows = self._terms(d).rows
+            y, nan, overflow = self._rounded(d, sums, exponents, rows.shift[:, None])
+            data = anchored_result_bytes(y, _anchors(rows))
         else:
             y, nan, overflow = self._rounded(d, sums, exponents)
             data = result_bytes(y)
@@ -233,18 +247,17 @@ class FunctionalCore:
     def _keep_softmax(self, d: Descriptor, sums: Grid, softmax_scale: int) -> int:
         """Keep the terms of one tile of scores; return the numeric flags."""
         config, chain = self._config, self._chain
-        state = RowState.start(d.gpu_rows) if d.keep == Keep.NEW else chain.rows
-        assert state is not None
         if d.dtype == DType.BF16:
             sums = bf16.infinite_as_clipped(sums)
         scores = grid_to_scores(sums, config.accumulator)
         scale = float(np.uint32(softmax_scale).view(np.float32))
-        tile, chain.rows = softmax_tile(scores, scale, state, config)
         if d.keep == Keep.NEW:
-            chain.weights = tile
+            tile, rows = softmax_tile(scores, scale, RowState.start(d.gpu_rows), config)
+            chain.previous, chain.terms = chain.terms, _Terms(tile, rows)
         else:
-            assert chain.weights is not None
-            chain.weights = chain.weights.append(tile)
+            assert chain.terms is not None
+            tile, rows = softmax_tile(scores, scale, chain.terms.rows, config)
+            chain.terms = _Terms(chain.terms.weights.append(tile), rows)
         return _numeric(tile.nan, tile.overflow)
 
     def _write_lines(self, address: int, data: bytes) -> None:

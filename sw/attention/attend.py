@@ -10,10 +10,11 @@ from operator import or_
 import numpy as np
 
 from plora.hw.defs.descriptor import DType
+from plora.hw.defs.registers import RESET_CHAIN_LIMIT
 from plora.sim.golden.bf16 import to_float
 from plora.sw.attention.layout import KvLayout
 from plora.sw.attention.merge import Float64, Partial, merge
-from plora.sw.attention.plan import AttentionChain, AttentionStep, plan_attention
+from plora.sw.attention.plan import AttentionChain, AttentionStep, joined, plan_attention
 from plora.sw.matrix import ARRAY_TYPES, Values, slots_of
 from plora.sw.queue_pair import Request, Ticket
 from plora.sw.scaling import AttentionScaling
@@ -33,7 +34,7 @@ class HeadPlace:
 
 @dataclass(frozen=True)
 class DevicePart:
-    """What one chain of a device gave: attention of some query rows over some of the device's tokens."""
+    """What one planned chain of a device gave: attention of some query rows over some of the device's tokens."""
 
     device: int
     head: int
@@ -157,21 +158,23 @@ def begin(places: Sequence[Sequence[HeadPlace]], asked: Queries) -> Attending:
 
 
 def _submit(device: int, heads: Sequence[HeadPlace], asked: Queries) -> list[_Submitted]:
-    group = len(asked.q) // len(heads)
-    chains: list[tuple[int, AttentionChain]] = []
-    requests: list[Request] = []
-    for head, place in enumerate(heads):
-        q = np.ascontiguousarray(asked.q[head * group : (head + 1) * group])
-        slots = slots_of(place.session.queue)
-        for chain in plan_attention(place.layout, place.tiles, place.tokens, len(q), slots):
-            rows = q[chain.rows.start : chain.rows.stop]
-            requests += [asked.request(step, rows) for step in chain.steps]
-            chains.append((head, chain))
-    if not requests:
+    group, session = len(asked.q) // len(heads), heads[0].session
+    planned = [
+        (head, chain)
+        for head, place in enumerate(heads)
+        for chain in plan_attention(place.layout, place.tiles, place.tokens, group, slots_of(session.queue))
+    ]
+    if not planned:
         return []
-    session = heads[0].session
-    tickets = iter(session.queue.submit(requests))
+    rows = [asked.q[head * group :][chain.rows.start : chain.rows.stop] for head, chain in planned]
+    # A chain is published as a whole: of half the ring, so that the next one is there when it ends.
+    longest = min(session.queue.place.depth // 2, RESET_CHAIN_LIMIT)
+    steps = [step for chain in joined([chain for _, chain in planned], longest) for step in chain]
+    requests = [asked.request(step, np.ascontiguousarray(rows[number])) for number, step in steps]
+    tickets: list[list[Ticket]] = [[] for _ in planned]
+    for (number, _), ticket in zip(steps, session.queue.submit(requests), strict=True):
+        tickets[number].append(ticket)
     return [
-        _Submitted(device, head, session, chain, tuple(next(tickets) for _ in chain.steps), asked.dtype)
-        for head, chain in chains
+        _Submitted(device, head, session, chain, tuple(own), asked.dtype)
+        for (head, chain), own in zip(planned, tickets, strict=True)
     ]

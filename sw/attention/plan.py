@@ -4,14 +4,14 @@ A chain: softmax descriptors over the keys, tile after tile, whose terms stay on
 descriptors over the values. One chain serves as many query rows and tokens as the device can keep terms
 of. Where values span several tiles, the accumulators carry their sums from one to the next, which they do
 for two rows at a time. Where not even two rows' terms fit, tokens are cut into *spans*, each with a partial
-result of its own.
+result of its own. Chains that a device runs one after the other are joined (`joined`).
 
 A plan never touches a value, so that plans of any size can be made, checked and priced without memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from plora.hw.defs.config import (
@@ -52,6 +52,42 @@ class AttentionChain:
     tokens: range
     """Tokens of the device."""
     steps: tuple[AttentionStep, ...]
+
+
+def joined(chains: Sequence[AttentionChain], longest: int) -> Iterator[list[tuple[int, AttentionStep]]]:
+    """Join chains of one device to chains of at most ``longest`` descriptors, each step with its chain's number.
+
+    The values of each come after the scores of the next, in whose time the device completes the terms that they are
+    weighed with. Steps of a chain keep their order. One that is longer by itself stays as it is.
+    """
+    together: list[int] = []
+    steps = 0
+    for number, chain in enumerate(chains):
+        if together and steps + len(chain.steps) > longest:
+            yield _linked(_in_turns(chains, together))
+            together, steps = [], 0
+        together.append(number)
+        steps += len(chain.steps)
+    if together:
+        yield _linked(_in_turns(chains, together))
+
+
+def _in_turns(chains: Sequence[AttentionChain], numbers: Sequence[int]) -> Iterator[tuple[int, AttentionStep]]:
+    for number, following in zip((None, *numbers), (*numbers, None), strict=True):
+        if following is not None:
+            yield from ((following, step) for step in chains[following].steps if not step.descriptor.transpose)
+        if number is not None:
+            source = Source.KEPT if following is None else Source.PREVIOUS
+            for step in chains[number].steps:
+                if step.descriptor.transpose:
+                    yield number, replace(step, descriptor=replace(step.descriptor, source=source))
+
+
+def _linked(steps: Iterable[tuple[int, AttentionStep]]) -> list[tuple[int, AttentionStep]]:
+    """All steps but the last say that their chain goes on."""
+    linked = [(number, replace(step, descriptor=replace(step.descriptor, chain=1))) for number, step in steps]
+    number, last = linked[-1]
+    return [*linked[:-1], (number, replace(last, descriptor=replace(last.descriptor, chain=0)))]
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plora.hw.defs.config import preset
+from plora.hw.defs.config import PE_ROWS, preset
 from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
-from plora.hw.defs.packing import pack_geometry, pack_geometry_transposed
+from plora.hw.defs.legality import kept_column_limit
+from plora.hw.defs.packing import ceil_div, pack_geometry, pack_geometry_transposed
 from plora.hw.defs.queue import ordinary_softmax_scale, softmax_scale
 from plora.hw.defs.status import Status
 from plora.sim.functional.layout import pack_operand, pack_transposed
@@ -22,7 +23,7 @@ from plora.sw.cli import main
 from plora.sw.queue_pair import Request, Ticket
 from plora.sw.session import Session
 from plora.sw.tiling import SlotSizes
-from tests.cosim.test_same_bytes import CALM, ROUGH, Stream, both, inject, values
+from tests.cosim.test_same_bytes import CALM, DEPTH, ROUGH, Stream, both, inject, values
 
 TINY = preset("tiny")
 
@@ -31,23 +32,44 @@ class AttentionStream(Stream):
     """Heads of any shape, between the products of `Stream`, in chains of their own; some with a fault."""
 
     def chain(self) -> list[Request]:
-        """One head's chain, or one of `Stream`."""
+        """The chain of a head or of two that take turns, or one of `Stream`."""
         rng = self.rng
         if rng.random() < 0.4:
             return super().chain()
+        scores, values = self.head()
+        if rng.random() < 0.5:
+            return scores + values
+        next_scores, next_values = self.head()
+        chain = [*scores, *next_scores, *(self.changed(one, source=Source.PREVIOUS) for one in values), *next_values]
+        if len(chain) > DEPTH:
+            return scores + values
+        return [*(self.changed(one, chain=1) for one in chain[:-1]), chain[-1]]
+
+    @staticmethod
+    def changed(request: Request, **fields: int) -> Request:
+        """The request with other flags; a value that a fault has put there stays."""
+        d = request.descriptor
+        usual = {"source": Source.KEPT, "chain": 0}
+        return replace(request, descriptor=replace(d, **{n: v for n, v in fields.items() if getattr(d, n) == usual[n]}))
+
+    def head(self) -> tuple[list[Request], list[Request]]:
+        """Scores of a head in tiles, and its values."""
+        rng = self.rng
         b, dims = rng.choice([1, 2, 2, 3, 5]), rng.choice([1, 8, 9, 16, 17, 32, 40, 64, 100])
         tiles = [32 * rng.randint(1, 3) for _ in range(rng.choice([0, 1, 1, 2]))] + [rng.randint(1, 70)]
+        while sum(tiles) > kept_column_limit(TINY, ceil_div(b, PE_ROWS), softmax=True):
+            tiles.pop(0)
         scale = softmax_scale(rng.choice([1.0, 0.2, 0.01, 2.0**-20]))
         requests = []
         for index, tokens in enumerate(tiles):
             flags = {"source": Source.CHAIN, "keep": Keep.APPEND} if index else {"keep": Keep.NEW}
             requests.append(self.product(tokens, dims, b, chain=1, op=Op.SOFTMAX, **flags))
         requests = [replace(request, softmax_scale=scale) for request in requests]
-        requests += self.weigh(tiles, b, rng.choice([1, 4, 5, 16, 33, 64]))
+        weighed = self.weigh(tiles, b, rng.choice([1, 4, 5, 16, 33, 64]))
         if rng.random() < self.fault_rate / 2:
             at = rng.randrange(len(tiles))
             requests[at] = replace(requests[at], softmax_scale=rng.choice([0, 1 << 31, 135 << 23, 0x7FC00000]))
-        return requests
+        return requests, weighed
 
     def weigh(self, tiles: Sequence[int], b: int, dims: int) -> list[Request]:
         """The values of a head: tile by tile through the accumulators, or all at once in slices of dims."""
@@ -92,6 +114,7 @@ def test_random_legal_streams(seed: int, manners: dict[str, Any]) -> None:
     assert {ticket.status for ticket in tickets} == {Status.OK}
     assert sum(ticket.anchors is not None for ticket in tickets) > 8
     assert any(ticket.request.descriptor.transpose and ticket.request.descriptor.acc_in for ticket in tickets)
+    assert any(ticket.request.descriptor.source == Source.PREVIOUS for ticket in tickets)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from plora.hw.defs.config import PE_ROWS, WORD_VALUES, NdpConfig
 from plora.hw.defs.queue import ANCHOR_FIELDS, ANCHOR_NAN, ANCHOR_NONE
-from plora.hw.rtl.core.job import SOFTMAX_PAIRS, channel_bits, result_tag_layout
+from plora.hw.rtl.core.job import SOFTMAX_STATES, channel_bits, result_tag_layout
 from plora.hw.rtl.core.output_buffer import result_write_layout
 from plora.hw.rtl.core.softmax_path import values_here, values_layout
 from plora.hw.rtl.interfaces import NUMERIC_BITS
@@ -32,7 +32,7 @@ class ResultCollector(wiring.Component):
 
     Ports:
         results: from the softmax path.
-        state_pair, state_enable: at an edge with ``state_enable`` the states of that pair of rows come to ``states``.
+        state_pair, state_enable: at an edge with ``state_enable`` that pair of states comes to ``states``.
         states: of both rows in the softmax unit.
         write: to the output buffer, one cycle later.
         collected: with the last write of a job.
@@ -43,7 +43,7 @@ class ResultCollector(wiring.Component):
         super().__init__(
             {
                 "results": In(stream.Signature(values_layout(config), always_ready=True)),
-                "state_pair": Out(range(SOFTMAX_PAIRS)),
+                "state_pair": Out(range(SOFTMAX_STATES)),
                 "state_enable": Out(1),
                 "states": In(data.ArrayLayout(state_layout, PE_ROWS)),
                 "write": Out(result_write_layout(config)),
@@ -87,7 +87,7 @@ class ResultCollector(wiring.Component):
         # The anchors of the two rows, in the word after that of the last values.
         anchors_next, ends_next = Signal(), Signal()
         m.d.comb += [
-            self.state_pair.eq(tag.pair),
+            self.state_pair.eq(tag.state),
             self.state_enable.eq(last & tag.anchor),
             ends.eq(Mux(anchors_next, ends_next, last & tag.end & ~tag.anchor)),
         ]

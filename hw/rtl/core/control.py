@@ -9,7 +9,7 @@ from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from plora.hw.defs.config import NdpConfig
+from plora.hw.defs.config import SOFTMAX_BANKS, NdpConfig
 from plora.hw.defs.status import Status
 from plora.hw.rtl.core.bursts import burst_layout
 from plora.hw.rtl.core.channel_reader import conversion_layout
@@ -62,7 +62,7 @@ class ControlUnit(wiring.Component):
         placements, arrivals, arrived, issue, weights_freed: see the buffers, the sequencer and the feeder.
         failures: reads that memory failed, one a channel.
         collected: of the result collector.
-        scores_stored, softmax_busy: of the softmax path.
+        scores_ahead, softmax_busy: of the softmax path.
         result, account, settled, write_failed, lines: see the result writer.
         completed: outcomes, in the order of ``decoded``.
         activity, waits_for_input: for the counters.
@@ -85,8 +85,8 @@ class ControlUnit(wiring.Component):
                 "weights_freed": In(1),
                 "failures": In(read_failure_layout).array(config.channels),
                 "collected": In(collected_layout),
-                "scores_stored": In(1),
-                "softmax_busy": In(1),
+                "scores_ahead": In(1),
+                "softmax_busy": In(SOFTMAX_BANKS),
                 "result": Out(stream.Signature(result_layout(config))),
                 "account": In(range(ACCOUNTS)),
                 "settled": In(ACCOUNTS),
@@ -175,7 +175,7 @@ class ControlUnit(wiring.Component):
             gate.completed.eq(retirement.job_completed),
             gate.half_freed.eq(retirement.half_freed),
             sequencer.arrived.eq(self.arrived),
-            sequencer.scores_stored.eq(self.scores_stored),
+            sequencer.scores_ahead.eq(self.scores_ahead),
             self.activity.eq(sequencer.activity),
             self.waits_for_input.eq(gate.waits_for_input),
         ]

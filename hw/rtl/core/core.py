@@ -68,7 +68,7 @@ class NdpCore(wiring.Component):
         m.submodules.input_buffer = input_buffer = InputBuffer(config)
         m.submodules.feeder = feeder = BeatFeeder(config)
         m.submodules.array = array = PeArray(config, tag_bits=result_tag_bits(config))
-        m.submodules.softmax = softmax = SoftmaxPath(config)
+        m.submodules.softmax = softmax = SoftmaxPath(config, approach=BeatFeeder.LATENCY + array.latency)
         m.submodules.collector = collector = ResultCollector(config)
         m.submodules.output_buffer = output_buffer = OutputBuffer(config)
         m.submodules.writer = writer = ResultWriter(config)
@@ -142,7 +142,7 @@ class NdpCore(wiring.Component):
             softmax.reads[COLLECTOR].pair.eq(collector.state_pair),
             softmax.reads[COLLECTOR].enable.eq(collector.state_enable),
             collector.states.eq(softmax.reads[COLLECTOR].states),
-            control.scores_stored.eq(softmax.stored),
+            control.scores_ahead.eq(softmax.ahead),
             control.softmax_busy.eq(softmax.busy),
             output_buffer.write.eq(collector.write),
             control.collected.eq(collector.collected),

@@ -38,6 +38,7 @@ from plora.hw.rtl.core.job import (
 from plora.hw.rtl.core.multiplier import SequentialMultiplier, multiply_steps
 from plora.hw.rtl.interfaces import STATUS_BITS, fetched_layout
 from plora.hw.rtl.pe.array import split_bits
+from plora.hw.rtl.sfu.sfu import BANK_BITS
 
 TRANSPOSED_GROUP_BITS = (KEPT_MAX_VALUES // DOTS_PER_WORD).bit_length()
 """Bits of the groups of a transposed operand that is legal."""
@@ -51,6 +52,8 @@ def chain_state_layout(config: NdpConfig) -> data.StructLayout:
             "kept_rows": DIMENSION_BITS,
             "kept_columns": KEPT_MAX_TOKENS.bit_length(),
             "kept_softmax": 1,
+            "previous_rows": DIMENSION_BITS,
+            "previous_columns": KEPT_MAX_TOKENS.bit_length(),
             "operand_rows": DIMENSION_BITS,
             "operand_columns": DIMENSION_BITS,
             "acc_rows": DIMENSION_BITS,
@@ -58,6 +61,7 @@ def chain_state_layout(config: NdpConfig) -> data.StructLayout:
             "acc_split": split_bits(config),
             "acc_terms": config.accumulator.max_terms.bit_length(),
             "acc_transpose": 1,
+            "acc_previous": 1,
         }
     )
 
@@ -77,6 +81,9 @@ class Decoder(wiring.Component):
     A descriptor takes `cycles` cycles, most of them spent on four products that are made two bits at a
     time. That is hidden behind the execution of the descriptors before it. With a transposed operand it waits
     for a quotient too, the stripes set aside for a group, and takes `transposed_cycles`.
+
+    It deals out the banks of softmax terms in turns: a job that begins some gets the bank of those before the
+    newest. So the newest terms lie in the bank dealt last, and the previous ones, if the chain has any, in the other.
 
     Ports:
         input: from the instruction buffer; the descriptor is taken when its outcome is.
@@ -144,6 +151,13 @@ class Decoder(wiring.Component):
         with m.If(~fetched.first):
             m.d.comb += chain.eq(left)
 
+        # Banks of softmax terms: that of the newest, and that of this descriptor.
+        newest, bank = Signal(BANK_BITS), Signal(BANK_BITS)
+        softmax, previous = d.op == Op.SOFTMAX, d.source == Source.PREVIOUS
+        begins_terms = softmax & (d.keep == Keep.NEW)
+        with m.If(softmax | d.transpose):
+            m.d.comb += bank.eq(newest ^ (begins_terms | previous))
+
         faults = Signal(len(Status), reset_less=True)
         status = Signal(STATUS_BITS, reset_less=True)
         verdict = Signal()
@@ -179,11 +193,14 @@ class Decoder(wiring.Component):
                         left.eq(0),
                         aborted.eq(d.chain & (status != Status.OK)),
                     ]
+                    with m.If(begins_terms & (status == Status.OK)):
+                        m.d.sync += newest.eq(~newest)
                     with m.If(d.chain & (status == Status.OK)):
                         self._leave(m, left, d, chain, found)
                     m.next = "GEOMETRY"
 
         record, work = self.output.payload.record, self.output.payload.work
+        kept_word = Signal.like(work.kept_word)  # within the bank, or within the whole kept part
         m.d.comb += [
             record.descriptor.eq(d),
             record.queue.eq(fetched.queue),
@@ -192,7 +209,7 @@ class Decoder(wiring.Component):
             record.status.eq(status),
             record.result_address.eq(fetched.result_address),
             work.load.eq(d.source == Source.SLOT),
-            work.from_kept.eq(d.source == Source.KEPT),
+            work.from_kept.eq((d.source == Source.KEPT) | previous),
             work.operand_address.eq(fetched.operand_address >> channel_bits(config)),
             work.operand_stripes.eq(products.operand_stripes),
             work.row_stripes.eq(found.row_stripes),
@@ -213,8 +230,10 @@ class Decoder(wiring.Component):
             work.kept_stride.eq(found.kept_stride),
             work.row_words.eq(found.row_words),
             work.token_wise.eq(d.transpose),
-            work.softmax.eq(d.op == Op.SOFTMAX),
+            work.softmax.eq(softmax),
             work.begins.eq(d.keep == Keep.NEW),
+            work.bank.eq(bank),
+            work.kept_word.eq(Mux(bank, config.bank_words, 0) + kept_word),
             work.scale.eq(fetched.scale[SCALE_IGNORED_BITS:]),
             work.bf16.eq(d.dtype == DType.BF16),
             work.exponents.eq(fetched.exponents),
@@ -224,9 +243,9 @@ class Decoder(wiring.Component):
         with m.Elif(d.keep != Keep.NONE):
             m.d.comb += work.destination.eq(Destination.KEPT)
         with m.If(d.transpose):
-            m.d.comb += work.kept_word.eq(chain.acc_terms[WORD_VALUES_LOG2:])
+            m.d.comb += kept_word.eq(chain.acc_terms[WORD_VALUES_LOG2:])
         with m.Elif(d.keep == Keep.APPEND):
-            m.d.comb += work.kept_word.eq(chain.kept_columns[WORD_VALUES_LOG2:])
+            m.d.comb += kept_word.eq(chain.kept_columns[WORD_VALUES_LOG2:])
         return m
 
     def _faults(
@@ -237,6 +256,7 @@ class Decoder(wiring.Component):
         d = fetched.descriptor
         n, k, b = d.device_rows, d.device_columns, d.gpu_rows
         softmax, from_slot, from_kept = d.op == Op.SOFTMAX, d.source == Source.SLOT, d.source == Source.KEPT
+        from_previous = d.source == Source.PREVIOUS
         keeps = d.keep != Keep.NONE
         held = keeps | d.acc_out
         stripe_log2, word_log2 = log2(config.stripe_bytes), log2(WORD_BYTES)
@@ -251,7 +271,8 @@ class Decoder(wiring.Component):
 
         taken = chain.acc_terms + k
         whole_words = chain.acc_terms[:WORD_VALUES_LOG2] == 0
-        tokens_there = whole_words & Mux(d.acc_out, taken <= chain.kept_columns, taken == chain.kept_columns)
+        tokens = Mux(from_previous, chain.previous_columns, chain.kept_columns)
+        tokens_there = whole_words & Mux(d.acc_out, taken <= tokens, taken == tokens)
         kept_alike = (
             (b == chain.kept_rows)
             & (d.transpose == chain.kept_softmax)
@@ -263,6 +284,7 @@ class Decoder(wiring.Component):
             & (b == chain.acc_batch)
             & (g.split_log2 == chain.acc_split)
             & (d.transpose == chain.acc_transpose)
+            & (from_previous == chain.acc_previous)
             & (taken <= config.accumulator.max_terms)
         )
         appends = (
@@ -276,13 +298,13 @@ class Decoder(wiring.Component):
             Status.BAD_TYPE: d.type != Type.READ_COMPUTE,
             Status.BAD_OP: (d.op != Op.GEMV) & (d.op != Op.GEMM) & ~softmax,
             Status.BAD_DTYPE: (d.dtype != DType.FP16) & (d.dtype != DType.BF16),
-            Status.BAD_FLAGS: (d.source > Source.CHAIN)
-            | (d.keep > Keep.APPEND)
+            Status.BAD_FLAGS: (d.keep > Keep.APPEND)
             | (held & ~d.chain)
             | (keeps & d.acc_out)
             | (from_kept & (d.keep == Keep.NEW))
             | (softmax & (~keeps | from_kept | d.acc_in | d.transpose))
-            | (d.transpose & (~from_kept | keeps)),
+            | (d.transpose & (~(from_kept | from_previous) | keeps))
+            | (from_previous & ~d.transpose),
             Status.BAD_RESERVED: d.reserved != 0,
             Status.ZERO_DIMENSION: (n == 0) | (k == 0) | (b == 0) | (d.gpu_columns == 0),
             Status.SHAPE_MISMATCH: (k != d.gpu_columns)
@@ -323,6 +345,7 @@ class Decoder(wiring.Component):
             Status.CHAIN_BROKEN: (d.acc_in != (chain.acc_rows != 0))
             | (d.acc_in & ~sums_alike)
             | (from_kept & ~kept_alike)
+            | (from_previous & ~((b == chain.previous_rows) & tokens_there))
             | ((d.source == Source.CHAIN) & ~operand_alike)
             | ((d.keep == Keep.APPEND) & ~appends),
         }
@@ -338,7 +361,15 @@ class Decoder(wiring.Component):
                 left.kept_rows.eq(d.gpu_rows),
                 left.kept_columns.eq(d.device_rows),
                 left.kept_softmax.eq(d.op == Op.SOFTMAX),
+                left.previous_rows.eq(0),
+                left.previous_columns.eq(0),
             ]
+            # Softmax terms go to the other bank; any other intermediate may overwrite both.
+            with m.If((d.op == Op.SOFTMAX) & chain.kept_softmax):
+                m.d.sync += [
+                    left.previous_rows.eq(chain.kept_rows),
+                    left.previous_columns.eq(chain.kept_columns),
+                ]
         with m.Elif(d.keep == Keep.APPEND):
             m.d.sync += left.kept_columns.eq(chain.kept_columns + d.device_rows)
         with m.If(d.acc_out):
@@ -348,6 +379,7 @@ class Decoder(wiring.Component):
                 left.acc_split.eq(g.split_log2),
                 left.acc_terms.eq(chain.acc_terms + d.device_columns),
                 left.acc_transpose.eq(d.transpose),
+                left.acc_previous.eq(d.source == Source.PREVIOUS),
             ]
         with m.Else():
             m.d.sync += [
@@ -356,4 +388,5 @@ class Decoder(wiring.Component):
                 left.acc_split.eq(0),
                 left.acc_terms.eq(0),
                 left.acc_transpose.eq(0),
+                left.acc_previous.eq(0),
             ]

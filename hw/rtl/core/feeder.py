@@ -91,8 +91,11 @@ class BeatFeeder(wiring.Component):
         stripes: both rows' stripe from the input buffer.
         kept, anchors: both rows' word from the kept part of the output buffer, and the anchors beside it.
         states: of both rows in the softmax unit; read like the kept words.
-        beats: to the array, two cycles after ``control`` was taken unless the array waits.
+        beats: to the array, `LATENCY` cycles after ``control`` was taken unless the array waits.
     """
+
+    LATENCY = 2
+    """Cycles from the taking of a beat's control to the beat; more if its terms are scaled."""
 
     def __init__(self, config: NdpConfig) -> None:
         self._config = config

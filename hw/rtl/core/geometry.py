@@ -12,6 +12,7 @@ from plora.hw.defs.config import (
     KEPT_MAX_VALUES,
     KEPT_ROW_WORDS,
     PE_ROWS,
+    SOFTMAX_BANKS,
     WORD_VALUES,
     NdpConfig,
 )
@@ -68,6 +69,7 @@ def geometry(m: Module, config: NdpConfig, fetched: data.View) -> data.View:
     n, k = d.device_rows, d.device_columns
     channels_log2 = channel_bits(config)
     g = Signal(geometry_layout(config))
+    kept_stride = Signal.like(g.kept_stride)
     last_row, last_column = Signal(DIMENSION_BITS), Signal(DIMENSION_BITS)
     rows_log2 = Signal(range(channels_log2 + MAX_TAPS_LOG2 + 1))
     columns_log2 = Signal(range(WORD_VALUES_LOG2 + channels_log2 + 1))
@@ -85,11 +87,12 @@ def geometry(m: Module, config: NdpConfig, fetched: data.View) -> data.View:
         g.row_stripes.eq(last_column[WORD_VALUES_LOG2 + channels_log2 :] + 1),
         g.row_words.eq(last_row[WORD_VALUES_LOG2:] + 1 + d.transpose),
         g.pairs.eq((d.gpu_rows + PE_ROWS - 1) >> log2(PE_ROWS)),
-        # The pairs share the kept part in equal powers of two.
+        # The pairs share the kept part, or a bank of it, in equal powers of two.
         *(
-            g.kept_stride[bit].eq((g.pairs <= config.kept_words >> bit) & (g.pairs > config.kept_words >> bit + 1))
+            kept_stride[bit].eq((g.pairs <= config.kept_words >> bit) & (g.pairs > config.kept_words >> bit + 1))
             for bit in range(log2(config.kept_words) + 1)
         ),
+        g.kept_stride.eq(Mux((d.op == Op.SOFTMAX) | d.transpose, kept_stride >> log2(SOFTMAX_BANKS), kept_stride)),
         g.room.eq(fetched.limit - d.device_address),
         g.above_base.eq(d.device_address >= fetched.base),
         g.limit_exists.eq(fetched.limit <= 1 << config.dpa_bits),

@@ -16,6 +16,7 @@ from plora.hw.defs.config import (
     KEPT_MAX_VALUES,
     KEPT_ROW_WORDS,
     PE_ROWS,
+    SOFTMAX_BANKS,
     SOFTMAX_MAX_ROWS,
     WORD_VALUES,
     NdpConfig,
@@ -31,6 +32,7 @@ from plora.hw.rtl.interfaces import (
     word_address_bits,
 )
 from plora.hw.rtl.pe.array import TAP_BITS, split_bits
+from plora.hw.rtl.sfu.sfu import BANK_BITS
 
 JOB_SLOTS = 4
 """Jobs between the start of their reads and their last beat. Short jobs need several, or the latency
@@ -47,7 +49,10 @@ FINISHED = 4
 RESULT_HALVES = 2
 
 SOFTMAX_PAIRS = SOFTMAX_MAX_ROWS // PE_ROWS
-"""Pairs of query rows of which the softmax unit keeps the state."""
+"""Most pairs of query rows of a job that makes or takes softmax terms."""
+
+SOFTMAX_STATES = SOFTMAX_BANKS * SOFTMAX_PAIRS
+"""Pairs of states of the softmax unit: that of pair p in bank b is ``b * SOFTMAX_PAIRS + p``."""
 
 SCALE_IGNORED_BITS = 7
 """Lowest bits of the softmax scale, which do not count."""
@@ -136,7 +141,8 @@ def work_layout(config: NdpConfig) -> data.StructLayout:
     continues             1: go on with the sums in the accumulators
     destination           what becomes of the sums
     kept_stride           words from one pair of kept rows to the next
-    kept_word             first word of the appended columns in a kept row; token-wise, of the columns to take
+    bank                  bank of the softmax terms that it makes or takes; 0 of other jobs
+    kept_word             first word of the kept part for the columns that it appends; token-wise, that it takes
     row_words             words of a result row
     token_wise            1: the weights are a transposed operand, the kept intermediate softmax terms
     softmax               1: the results are scores, and pass the softmax unit
@@ -170,6 +176,7 @@ def work_layout(config: NdpConfig) -> data.StructLayout:
             "continues": 1,
             "destination": DESTINATION_BITS,
             "kept_stride": config.kept_words.bit_length(),
+            "bank": BANK_BITS,
             "kept_word": kept_word_bits(config),
             "row_words": config.result_half_words.bit_length(),
             "token_wise": 1,
@@ -225,7 +232,7 @@ def result_tag_layout(config: NdpConfig) -> data.StructLayout:
     lane        its place in that word
     rows        output rows of the group that exist
     split_log2  as in the beat
-    pair        pair of query rows
+    state       pair of states of the softmax unit
     softmax     1: the results are scores, and pass the softmax unit
     begins      1: they begin the two rows of that unit anew
     scale       of the scores
@@ -242,7 +249,7 @@ def result_tag_layout(config: NdpConfig) -> data.StructLayout:
             "lane": (WORD_VALUES - 1).bit_length(),
             "rows": max_group_rows(config).bit_length(),
             "split_log2": split_bits(config),
-            "pair": range(SOFTMAX_PAIRS),
+            "state": range(SOFTMAX_STATES),
             "softmax": 1,
             "begins": 1,
             "scale": SCALE_USED_BITS,
@@ -273,6 +280,7 @@ __all__ = [
     "SCALE_IGNORED_BITS",
     "SCALE_USED_BITS",
     "SOFTMAX_PAIRS",
+    "SOFTMAX_STATES",
     "Destination",
     "Region",
     "channel_bits",

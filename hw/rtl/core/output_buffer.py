@@ -48,8 +48,9 @@ class OutputBuffer(wiring.Component):
     """Three regions for each PE row, each a memory of its own.
 
     The kept part holds the chain's intermediate: pair p of its rows begins at word ``p * kept_stride``
-    (`plora.hw.defs.config.NdpConfig.kept_stride`). Softmax terms have their anchors beside them, in a
-    memory of the same addresses: what is written at a time has one anchor. Of the two result halves one fills
+    (`plora.hw.defs.config.NdpConfig.kept_stride`), of softmax terms from the first word of their bank on. These
+    have their anchors beside them, in a memory of the same addresses: what is written at a time has one
+    anchor. Of the two result halves one fills
     while the other is written to memory; a half is never read and written at once, nor is a word of the
     kept part.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -13,6 +13,7 @@ from plora.hw.rtl.core.job import (
     JOB_SLOT_BITS,
     REGION_BITS,
     SOFTMAX_PAIRS,
+    SOFTMAX_STATES,
     Destination,
     Region,
     input_capacity,
@@ -24,7 +25,7 @@ from plora.hw.rtl.core.job import (
 
 CYCLES_BITS = 32
 SCORES_BITS = 6
-"""Bits of the number of groups whose scores are on their way to the kept part: more than fit feeder, array and
+"""Bits of the number of groups whose scores may still be overtaken: more than fit feeder, array and
 softmax unit together."""
 LANE_BITS = (WORD_VALUES - 1).bit_length()
 
@@ -45,7 +46,7 @@ def issue_layout(config: NdpConfig) -> data.StructLayout:
     """A beat: the operand to read, and what goes with it.
 
     A buffer is read only where the beat's words are not in the word or stripe that it shows already.
-    ``state_pair`` is the pair of rows whose final anchors a token-wise beat needs.
+    ``state_pair`` is the pair of states with the final anchors that a token-wise beat needs.
     """
     return data.StructLayout(
         {
@@ -53,7 +54,7 @@ def issue_layout(config: NdpConfig) -> data.StructLayout:
             "input_enable": 1,
             "kept_address": range(config.kept_words),
             "kept_enable": 1,
-            "state_pair": range(SOFTMAX_PAIRS),
+            "state_pair": range(SOFTMAX_STATES),
             "state_enable": 1,
             "control": beat_control_layout(config),
         }
@@ -79,8 +80,8 @@ class BeatSequencer(wiring.Component):
 
     A beat waits until its stripe has arrived; everything else a job needs is there before it comes
     here. Between the last beat of a job and the first of the next lies one cycle. Results that do not pass
-    the softmax unit must not overtake those that do: a beat that completes such results waits until that
-    unit is empty.
+    the softmax unit must not overtake those that do: a beat that completes such results waits until all scores
+    before it are so far through that unit that its results come after theirs.
 
     A token-wise beat takes half a kept word, 16 softmax terms. Its results, two in a row, and after those
     of a row's last group the row's anchor, need a pause of the array, as do scores, which the softmax unit takes
@@ -90,7 +91,8 @@ class BeatSequencer(wiring.Component):
         jobs: taken while no job is being walked through.
         issue: beats.
         arrived: of the DRAM buffer.
-        scores_stored: a group's scores have left the softmax unit.
+        scores_ahead: beats issued from the next cycle on come behind one more group's scores, see
+            `plora.hw.rtl.core.softmax_path.SoftmaxPath`.
         ended: see `ended_layout`.
         activity: see `activity_layout`.
     """
@@ -102,7 +104,7 @@ class BeatSequencer(wiring.Component):
                 "jobs": In(stream.Signature(granted_layout(config))),
                 "issue": Out(stream.Signature(issue_layout(config))),
                 "arrived": In(position_bits(config)),
-                "scores_stored": In(1),
+                "scores_ahead": In(1),
                 "ended": Out(ended_layout),
                 "activity": Out(activity_layout),
             }
@@ -188,7 +190,7 @@ class BeatSequencer(wiring.Component):
             score_begins.eq(fire & issue.control.last & work.softmax),
             overtakes.eq(issue.control.last & ~work.softmax & (scores != 0)),
         ]
-        m.d.sync += scores.eq(scores + score_begins - self.scores_stored)
+        m.d.sync += scores.eq(scores + score_begins - self.scores_ahead)
 
         # Operand: word ``t * parts + g`` of the row for part g; kept rows are read word by word, or half by half.
         parts = Signal(range(config.channels + 1))
@@ -204,7 +206,7 @@ class BeatSequencer(wiring.Component):
             issue.input_enable.eq(~work.from_kept & (part == 0)),
             issue.kept_address.eq(kept_word),
             issue.kept_enable.eq(work.from_kept & ~upper_half),
-            issue.state_pair.eq(pair),
+            issue.state_pair.eq(Cat(pair, work.bank)),
             issue.state_enable.eq(work.token_wise & first_beat),
         ]
         with m.If(start):
@@ -256,7 +258,7 @@ class BeatSequencer(wiring.Component):
             tag.lane.eq(value[:LANE_BITS]),
             tag.rows.eq(Mux(last_group, work.last_rows, work.group_rows)),
             tag.split_log2.eq(work.split_log2),
-            tag.pair.eq(pair),
+            tag.state.eq(Cat(pair, work.bank)),
             tag.softmax.eq(work.softmax),
             tag.begins.eq(work.begins & first_group),
             tag.scale.eq(work.scale),
@@ -307,7 +309,7 @@ class BeatSequencer(wiring.Component):
 
 
 def _first_kept_word(work: data.View) -> Value:
-    """First word that the job takes of every kept row."""
+    """First word that the job takes of the first pair of kept rows."""
     return Mux(work.token_wise, work.kept_word, 0)
 
 

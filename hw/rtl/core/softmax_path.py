@@ -6,7 +6,7 @@ from amaranth.hdl import C, Cat, Module, Mux, ShapeLike, Signal, Value, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from plora.hw.defs.config import PE_ROWS, SOFTMAX_MAX_ROWS, NdpConfig
+from plora.hw.defs.config import PE_ROWS, SOFTMAX_BANKS, SOFTMAX_MAX_ROWS, NdpConfig
 from plora.hw.defs.queue import NUMERIC_OVERFLOW
 from plora.hw.rtl.core.job import (
     SCALE_IGNORED_BITS,
@@ -18,9 +18,10 @@ from plora.hw.rtl.core.job import (
 from plora.hw.rtl.interfaces import NUMERIC_BITS
 from plora.hw.rtl.pe.array import TAP_BITS, results_layout
 from plora.hw.rtl.pe.product import FP16_BITS
+from plora.hw.rtl.sfu.pipeline import delayed
 from plora.hw.rtl.sfu.row_state import READERS, StateRead
 from plora.hw.rtl.sfu.score_scale import ANCHOR_BITS
-from plora.hw.rtl.sfu.sfu import Sfu
+from plora.hw.rtl.sfu.sfu import BANK_BITS, Sfu
 
 
 def values_layout(config: NdpConfig) -> data.StructLayout:
@@ -59,6 +60,11 @@ def values_here(m: Module, config: NdpConfig, tag: data.View, tap_index: Value) 
     return Cat(q < here for q in range(channels)), before
 
 
+def _bank(tag: data.View) -> Value:
+    """The bank of a result's states."""
+    return tag.state[-BANK_BITS:]
+
+
 def _beside_layout(config: NdpConfig) -> data.StructLayout:
     """What passes the softmax unit beside the scores of a row."""
     return data.StructLayout(
@@ -81,27 +87,33 @@ class SoftmaxPath(wiring.Component):
 
     The softmax unit takes a row of scores a cycle, so the second row of a result waits in registers while the
     first goes in: scores come at most every second cycle. They are put together again behind it. Whoever lets
-    results into the array sees to it that none without scores comes while some are inside.
+    results into the array sees to it, by ``ahead``, that none without scores comes while some are inside.
+
+    Parameters:
+        config: sizes.
+        approach: cycles that a beat needs at least from its issue until its result is here.
 
     Ports:
         results: of the array.
         values: results as they came, in the same cycle; of scores, the softmax terms `LATENCY` cycles later.
-        stored: with the last values of a group of scores.
-        busy: scores are inside, or the states of their rows are not complete.
+        ahead: for the last values of a group of scores, once: a beat that is issued from the next cycle on
+            has its result here after they are gone.
+        busy: by bank: scores are inside, or the states of their rows are not complete.
         reads: of the rows' states.
     """
 
     LATENCY = Sfu.LATENCY + 1
 
-    def __init__(self, config: NdpConfig) -> None:
+    def __init__(self, config: NdpConfig, *, approach: int) -> None:
         self._config = config
+        self._approach = approach
         super().__init__(
             {
                 "results": In(stream.Signature(results_layout(config, result_tag_bits(config)), always_ready=True)),
                 "values": Out(stream.Signature(values_layout(config), always_ready=True)),
-                "stored": Out(1),
-                "busy": Out(1),
-                "reads": In(StateRead(SOFTMAX_MAX_ROWS)).array(READERS),
+                "ahead": Out(1),
+                "busy": Out(SOFTMAX_BANKS),
+                "reads": In(StateRead(SOFTMAX_BANKS * SOFTMAX_MAX_ROWS)).array(READERS),
             }
         )
 
@@ -126,7 +138,7 @@ class SoftmaxPath(wiring.Component):
                 *(unit[row].scores[q].eq(results.scores[row][q]) for q in range(config.channels)),
                 unit[row].overflow.eq(Cat((flags & NUMERIC_OVERFLOW).any() for flags in results.score_numeric[row])),
                 unit[row].exists.eq(exists),
-                unit[row].row.eq(Cat(C(row, 1), tag.pair)),
+                unit[row].row.eq(Cat(C(row, 1), tag.state)),
                 unit[row].begin.eq(tag.begins & (results.tap_index == 0)),
                 unit[row].scale.eq(tag.scale << SCALE_IGNORED_BITS),
                 beside[row].tap_index.eq(results.tap_index),
@@ -142,11 +154,19 @@ class SoftmaxPath(wiring.Component):
         weights, passed = sfu.weights, data.View(beside_layout, sfu.weights.tag)
         first, first_there = Signal(weights.shape(), reset_less=True), Signal()
         first_passed = data.View(beside_layout, first.tag)
+        wait = max(0, self.LATENCY - self._approach)
         m.d.sync += [first_there.eq(sfu.weights_valid & ~passed.of_second), first.eq(weights)]
         m.d.comb += [
             self.values.valid.eq(first_there | (self.results.valid & ~tag.softmax)),
-            self.stored.eq(first_there & first_passed.last_tap),
-            self.busy.eq(sfu.busy | scores | first_there),
+            self.ahead.eq(delayed(m, "ahead", scores & results.last_tap, wait, reset_less=False)),
+            *(
+                self.busy[bank].eq(
+                    sfu.busy[bank]
+                    | (scores & (_bank(tag) == bank))
+                    | (first_there & (_bank(data.View(result_tag_layout(config), first_passed.tag)) == bank))
+                )
+                for bank in range(SOFTMAX_BANKS)
+            ),
             *(values[name].eq(results[name]) for name in ("values", "numeric", *_SIDE_BAND)),
         ]
         with m.If(first_there):

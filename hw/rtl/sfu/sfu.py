@@ -5,13 +5,16 @@ The numeric contract is `plora.sim.golden.softmax`.
 
 from __future__ import annotations
 
+import functools
+import operator
+
 from amaranth import Module, Signal
 from amaranth.hdl import Cat, Mux
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from plora.hw.build.platform import add_shared
-from plora.hw.defs.config import SOFTMAX_MAX_ROWS, NdpConfig
+from plora.hw.defs.config import SOFTMAX_BANKS, SOFTMAX_MAX_ROWS, NdpConfig
 from plora.hw.defs.queue import NUMERIC_NAN, NUMERIC_OVERFLOW
 from plora.hw.rtl.interfaces import NUMERIC_BITS
 from plora.hw.rtl.pe.drain import score_layout
@@ -23,6 +26,8 @@ from plora.hw.rtl.sfu.score_scale import ANCHOR_BITS, FP32_BITS, ScoreScale
 from plora.hw.rtl.sfu.unit_maximum import UnitMaximum
 from plora.hw.rtl.sfu.unit_sum import UnitSum
 from plora.hw.rtl.sfu.weight_round import WeightRound
+
+BANK_BITS = (SOFTMAX_BANKS - 1).bit_length()
 
 
 def unit_layout(config: NdpConfig, rows: int, tag_bits: int) -> data.StructLayout:
@@ -80,17 +85,17 @@ class Sfu(wiring.Component):
 
     Cycle behaviour. Everything is taken and given as it comes: the p of a unit given in cycle t are there in
     cycle ``t + LATENCY``. A unit a cycle; units of one row at most every second cycle. A row's
-    state may be asked for when ``busy`` is low, or ``SETTLE`` cycles after its last p.
+    state may be asked for when its bank is not ``busy``, or ``SETTLE`` cycles after its last p.
 
     Parameters:
         config: sizes.
         tag_bits: width of the tag, at least 1.
-        rows: query rows with a state of their own, a power of two.
+        rows: query rows with a state of their own, a power of two; each bank has an equal run of them.
 
     Ports:
         valid, unit: see `unit_layout`.
         weights_valid, weights: see `weights_layout`.
-        busy: units given before this cycle are still on their way into the state.
+        busy: by bank: units given before this cycle are still on their way into the states.
         reads: of the rows' states, see `plora.hw.rtl.sfu.row_state.StateRead`.
     """
 
@@ -99,7 +104,7 @@ class Sfu(wiring.Component):
     LATENCY = ScoreScale.LATENCY + _TO_ANCHOR + WeightRound.LATENCY
     SETTLE = UnitSum.LATENCY + RowState.SETTLE
 
-    def __init__(self, config: NdpConfig, *, tag_bits: int, rows: int = SOFTMAX_MAX_ROWS) -> None:
+    def __init__(self, config: NdpConfig, *, tag_bits: int, rows: int = SOFTMAX_BANKS * SOFTMAX_MAX_ROWS) -> None:
         if tag_bits < 1:
             raise ValueError(f"tag_bits must be at least 1, not {tag_bits!r}")
         self._config = config
@@ -110,7 +115,7 @@ class Sfu(wiring.Component):
                 "unit": In(unit_layout(config, rows, tag_bits)),
                 "weights_valid": Out(1),
                 "weights": Out(weights_layout(config, tag_bits)),
-                "busy": Out(1),
+                "busy": Out(SOFTMAX_BANKS),
                 "reads": In(StateRead(rows)).array(READERS),
             }
         )
@@ -161,9 +166,12 @@ class Sfu(wiring.Component):
         m.d.sync += numeric.eq(
             Mux(Cat(nans).any(), NUMERIC_NAN, 0) | Mux(Cat(overflows).any(), NUMERIC_OVERFLOW, 0),
         )
-        # Bit i is a unit that was given i + 1 cycles ago.
-        inside = Signal(self.LATENCY + self.SETTLE - 1)
-        m.d.sync += inside.eq(Cat(self.valid, inside))
+        # Bit i is a unit that was given i + 1 cycles ago; by bank, those of its rows.
+        in_banks = [Signal(self.LATENCY + self.SETTLE - 1, name=f"in_bank_{bank}") for bank in range(SOFTMAX_BANKS)]
+        inside = functools.reduce(operator.or_, in_banks)
+        for bank, in_bank in enumerate(in_banks):
+            m.d.sync += in_bank.eq(Cat(self.valid & (unit.row[-BANK_BITS:] == bank), in_bank))
+            m.d.comb += self.busy[bank].eq(in_bank.any())
         m.d.comb += [
             rows.valid.eq(inside[to_state - 1]),
             rows.row.eq(delayed(m, "row", unit.row, to_state)),
@@ -178,6 +186,5 @@ class Sfu(wiring.Component):
                 delayed(m, "anchor", rows.anchor, WeightRound.LATENCY) ^ (1 << ANCHOR_BITS - 1),
             ),
             self.weights.tag.eq(delayed(m, "tag", unit.tag, self.LATENCY)),
-            self.busy.eq(inside.any()),
         ]
         return m

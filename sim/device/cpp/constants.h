@@ -31,9 +31,10 @@ struct Settings {
 
 // What a descriptor asks of the core; mirrors plora.sim.core.demand.Demand.
 struct Demand {
-    int64_t load, from_kept, operand_stripes, operand_space, operand_stripe, device_stripe, stripes, beats, groups, pairs;
+    int64_t load, from_kept, from_previous, operand_stripes, operand_space, operand_stripe, device_stripe;
+    int64_t stripes, beats, groups, pairs;
     int64_t beat_cycles, merge_cycles, destination, lines, result_line, multiply_adds, split_log2;
-    int64_t softmax_cycles, settle_cycles;
+    int64_t begins_terms, softmax_cycles, settle_cycles;
 };
 
 enum Destination : int64_t { kMemory = 0, kKept = 1, kAccumulators = 2 };

@@ -254,7 +254,8 @@ class Core {
     bool grant(Job& job) {
         double cycle = job.given + s_.queue;
         if (job.demand.load) cycle = std::max(cycle, job.arrived);
-        else if (job.demand.from_kept) cycle = std::max(cycle, collected_ + 1 + job.demand.settle_cycles);
+        else if (job.demand.from_kept)
+            cycle = std::max(cycle, (job.demand.from_previous ? previous_ : kept_) + 1 + job.demand.settle_cycles);
         if (work_ended_ > 0) cycle = std::max(cycle, jobs_[work_[work_ended_ - 1]].last_beat + 1);
         if (work_ended_ >= s_.finished) cycle = std::max(cycle, jobs_[work_[work_ended_ - s_.finished]].passed + 1);
         const bool to_memory = job.demand.destination == kMemory;
@@ -354,6 +355,7 @@ class Core {
         move_ += cycles;
         array_ += cycles;
         merge_free_ += cycles;
+        behind_scores_ += cycles;
     }
 
     // `beats` beats of one pass whose stripes arrive from `first` to `last`; `final`: they end a sum.
@@ -369,6 +371,10 @@ class Core {
             issue = std::max({issue + further, move + further - 1, last});
             move = std::max(issue + 1, move + further);
         }
+        if (final && drains(job) && !job.demand.softmax_cycles && issue < behind_scores_) {
+            issue = behind_scores_;
+            move = std::max(move, issue + 1);
+        }
         double array = move + 1;
         if (final && drains(job)) {
             array = std::max(array, merge_free_);
@@ -377,6 +383,7 @@ class Core {
         issue_ = issue;
         move_ = move;
         array_ = array + (job.demand.beat_cycles - 1);
+        if (final && job.demand.softmax_cycles) behind_scores_ = array_ + job.demand.softmax_cycles;
     }
 
     // The array is done with `stripes` more, the last of them in this beat: their weights are read as it moves on.
@@ -390,7 +397,8 @@ class Core {
         job.last_beat = issue_;
         if (drains(job)) {
             job.collected = array_ + s_.array + job.demand.merge_cycles + job.demand.softmax_cycles + s_.collect;
-            collected_ = job.collected;
+            if (job.demand.begins_terms) previous_ = kept_;
+            if (job.demand.destination == kKept) kept_ = job.collected;
         }
         ++work_ended_;
     }
@@ -484,5 +492,8 @@ class Core {
     std::deque<Return> returns_;
 
     // Last beat: issued, moved on, accepted by the array; from when the row merge takes the end of a sum.
-    double issue_ = -1, move_ = -1, array_ = -1, merge_free_ = -1, collected_ = -1;
+    double issue_ = -1, move_ = -1, array_ = -1, merge_free_ = -1;
+    // What was kept last, and the softmax terms before it, are in the output buffer.
+    double kept_ = -1, previous_ = -1;
+    double behind_scores_ = -1;  // from when a beat may complete results that pass no softmax unit
 };

@@ -53,7 +53,7 @@ FAULTS: list[tuple[Status, Descriptor]] = [
     (Status.BAD_OP, legal(op=Op.NONE)),
     (Status.BAD_OP, legal(op=7)),
     (Status.BAD_DTYPE, legal(dtype=DType.INT4)),
-    (Status.BAD_FLAGS, legal(source=3)),
+    (Status.BAD_FLAGS, legal(source=Source.PREVIOUS)),
     (Status.BAD_FLAGS, legal(keep=3, chain=1)),
     (Status.BAD_FLAGS, legal(keep=Keep.NEW)),
     (Status.BAD_FLAGS, legal(acc_out=1)),
@@ -90,7 +90,9 @@ FAULTS: list[tuple[Status, Descriptor]] = [
     (Status.BAD_FLAGS, scores(acc_in=1)),
     (Status.BAD_FLAGS, scores(keep=Keep.NONE, acc_out=1)),
     (Status.BAD_FLAGS, scores(source=Source.KEPT, keep=Keep.APPEND)),
+    (Status.BAD_FLAGS, scores(source=Source.PREVIOUS)),
     (Status.BAD_FLAGS, scores(transpose=1)),
+    (Status.BAD_FLAGS, scores(transpose=1, source=Source.PREVIOUS)),
     (Status.BAD_FLAGS, scores(transpose=1, source=Source.KEPT, keep=Keep.APPEND)),
     (Status.BAD_FLAGS, weighed(source=Source.SLOT)),
     (Status.BAD_FLAGS, weighed(source=Source.CHAIN)),
@@ -108,13 +110,14 @@ FAULTS: list[tuple[Status, Descriptor]] = [
     (Status.SIZE_MISMATCH, weighed(device_bytes=0)),
     (Status.OUT_OF_WINDOW, weighed(stride=(WINDOW.limit - WINDOW.base) // 128 // 16 + 1)),
     (Status.INPUT_TOO_LARGE, scores(dims=256, batch=32)),
-    (Status.OUTPUT_TOO_LARGE, scores(tokens=1025)),
-    (Status.OUTPUT_TOO_LARGE, scores(tokens=513, batch=3)),
-    (Status.OUTPUT_TOO_LARGE, scores(tokens=257, batch=5)),
+    (Status.OUTPUT_TOO_LARGE, scores(tokens=513)),
+    (Status.OUTPUT_TOO_LARGE, scores(tokens=257, batch=3)),
+    (Status.OUTPUT_TOO_LARGE, scores(tokens=129, batch=5)),
     (Status.OUTPUT_TOO_LARGE, weighed(dims=256, batch=30)),
     (Status.WEIGHTS_TOO_LARGE, weighed(tokens=513, batch=3)),
     (Status.SLOT_OVERFLOW, weighed(dims=32, batch=32)),
     (Status.CHAIN_BROKEN, weighed()),
+    (Status.CHAIN_BROKEN, weighed(source=Source.PREVIOUS)),
     (Status.CHAIN_BROKEN, scores(keep=Keep.APPEND, source=Source.CHAIN)),
 ]
 
@@ -190,7 +193,7 @@ def append(tokens: int, **shape: int) -> Descriptor:
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 16])
 def test_kept_tokens_fill_the_region_of_each_pair_and_not_more(batch: int) -> None:
-    most = TINY.kept_stride((batch + 1) // 2) * 32
+    most = TINY.kept_stride((batch + 1) // 2, softmax=True) * 32
     dims = 32 if batch > 4 else 64
     assert run_chain(scores(most, dims, batch), weighed(16, most, batch)) == (Status.OK, ChainState())
     assert run_chain(scores(most + 1, dims, batch))[0] is Status.OUTPUT_TOO_LARGE
@@ -219,6 +222,35 @@ def test_plain_and_softmax_intermediates_do_not_mix() -> None:
     assert run_chain(scores(64), legal(8, 64, source=Source.KEPT))[0] is Status.CHAIN_BROKEN
     assert run_chain(scores(64), legal(32, keep=Keep.APPEND, chain=1))[0] is Status.CHAIN_BROKEN
     assert run_chain(scores(64), legal(64, keep=Keep.NEW, chain=1), legal(8, 64, source=Source.KEPT))[0] is Status.OK
+
+
+def test_a_head_may_be_weighed_after_the_scores_of_the_next() -> None:
+    def previous(tokens: int, batch: int = 2, dims: int = 16, **fields: int) -> Descriptor:
+        return weighed(dims, tokens, batch, source=Source.PREVIOUS, **{"chain": 1, **fields})
+
+    two = scores(64), append(7), scores(40, batch=1)
+    assert run_chain(*two, previous(71), weighed(tokens=40, batch=1))[0] is Status.OK
+    assert run_chain(*two, weighed(tokens=40, batch=1, chain=1), previous(71))[0] is Status.OK
+    assert run_chain(*two, previous(71), scores(32), previous(40, 1), weighed(tokens=32))[0] is Status.OK
+    for rows, tokens in ((2, 40), (1, 71), (1, 40), (2, 72)):
+        assert run_chain(*two, previous(tokens, rows))[0] is Status.CHAIN_BROKEN
+    assert run_chain(scores(64), previous(64))[0] is Status.CHAIN_BROKEN  # there is but one
+    # More scores go to the newest, and leave the previous ones as they are.
+    assert run_chain(*two[:2], scores(64), append(6), previous(71), weighed(tokens=70))[0] is Status.OK
+    # A plain intermediate may lie over both.
+    plain = legal(32, keep=Keep.NEW, chain=1)
+    assert run_chain(*two, plain, previous(71))[0] is Status.CHAIN_BROKEN
+    assert run_chain(plain, scores(64), previous(32))[0] is Status.CHAIN_BROKEN
+    assert run_chain(plain, scores(64), scores(32), previous(64), weighed(tokens=32))[0] is Status.OK
+
+
+def test_sums_are_of_one_heads_terms() -> None:
+    part = weighed(4, 64, chain=1, acc_out=1, source=Source.PREVIOUS)
+    both = scores(96), scores(96)
+    assert run_chain(*both, part, weighed(4, 32, acc_in=1, source=Source.PREVIOUS))[0] is Status.OK
+    assert run_chain(*both, part, weighed(4, 32, acc_in=1))[0] is Status.CHAIN_BROKEN
+    newest = weighed(4, 64, chain=1, acc_out=1)
+    assert run_chain(*both, newest, weighed(4, 32, acc_in=1, source=Source.PREVIOUS))[0] is Status.CHAIN_BROKEN
 
 
 def test_accumulators_take_a_long_context_tile_by_tile() -> None:

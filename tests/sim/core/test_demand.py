@@ -98,7 +98,7 @@ def test_softmax_is_a_product_that_is_kept() -> None:
         next(iter(demands(config, shapes_of(config, [Descriptor(op=op, **fields)])).rows()))
         for op in (Op.SOFTMAX, Op.GEMM)
     )
-    assert scores == product._replace(merge_cycles=1, softmax_cycles=load_constants().softmax)
+    assert scores == product._replace(merge_cycles=1, begins_terms=1, softmax_cycles=load_constants().softmax)
     short = Descriptor(op=Op.SOFTMAX, device_rows=100, device_columns=8, gpu_rows=3, chain=1, keep=Keep.NEW)
     assert next(iter(demands(config, shapes_of(config, [short])).rows())).beat_cycles == 8
 

@@ -89,7 +89,7 @@ def test_a_recorded_host_finds_the_same_order_and_times(
 
 
 @pytest.mark.parametrize(
-    ("tiles", "head_dim", "rows"), [([100], 64, 1), ([300], 64, 4), ([160, 140], 128, 2), ([500], 16, 2), ([33], 32, 2)]
+    ("tiles", "head_dim", "rows"), [([100], 64, 1), ([250], 64, 4), ([160, 140], 128, 2), ([500], 16, 2), ([33], 32, 2)]
 )
 def test_a_head_of_attention_takes_the_predicted_cycles(tiles: list[int], head_dim: int, rows: int) -> None:
     """Scores to the cycle; values but for the room in the small DRAM buffer that they give back later."""
@@ -110,6 +110,28 @@ def test_a_head_of_attention_takes_the_predicted_cycles(tiles: list[int], head_d
         scores = ours.entry.descriptor.op == Op.SOFTMAX
         allowed = 1.5 if scores and ours.entry.slot == 0 else max(8, 0.03 * theirs.completed_cycle)
         assert ours.completed_cycle == pytest.approx(theirs.completed_cycle, abs=allowed), ours.entry
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_heads_that_take_turns_take_the_predicted_cycles(rows: int) -> None:
+    """In one chain, V of each after the scores of the next; those of the short heads hold its results up."""
+    tokens, head_dim = [100, 32, 250, 16, 200, 33, 256], 64
+    common = {"gpu_rows": rows, "chain": 1}
+    scores = [{**common, "op": "softmax", "device_rows": n, "device_columns": head_dim, "keep": "new"} for n in tokens]
+    values = [{**common, "device_rows": head_dim, "device_columns": n, "transpose": 1} for n in tokens]
+    lines: list[dict[str, object]] = [scores[0]]
+    for following, value in zip(scores[1:], values, strict=False):
+        lines += [following, {**value, "source": "previous"}]
+    lines.append({**values[-1], "source": "kept", "chain": 0})
+    stream = place(TINY, lines_of(lines))
+    timing = MemoryTiming(40, 20)
+    predicted = predict_stream(stream, timing)
+    with RtlDevice(TINY, read_latency_cycles=40, write_latency_cycles=20) as rtl:
+        run = run_stream(stream, rtl, settle_cycles=500)
+        assert not list(differences(stream, rtl))
+    for ours, theirs in zip(predicted, run.finished, strict=True):
+        assert ours.status == theirs.status == Status.OK
+        assert ours.completed_cycle == pytest.approx(theirs.completed_cycle, abs=8, rel=0.03), ours.entry
 
 
 @pytest.mark.parametrize("number", range(10))

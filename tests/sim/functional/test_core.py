@@ -60,18 +60,19 @@ class Bench:
     def run(self, d: Descriptor, *, first: bool = False, scale: int = 0) -> Outcome:
         return self.core.execute(d, WINDOW, SUBMISSION, RESULT, first=first, softmax_scale=scale)
 
-    def scores(self, q: Matrix, k: Matrix, *, first: bool, scale: int = SCALE) -> Outcome:
-        """Run the softmax descriptor of one tile."""
+    def scores(self, q: Matrix, k: Matrix, *, first: bool, new: bool = False, scale: int = SCALE) -> Outcome:
+        """Run the softmax descriptor of one tile, which begins a chain, or another head within one (``new``)."""
         b, (n, dims) = len(q), k.shape
-        if first:
+        new |= first
+        if new:
             self.memory.write(SUBMISSION + operand_offset(self.config), gpu_operand_bytes(q, self.config))
         data = pack_operand(k, self.config)
         self.memory.write(self.keys, data)
         d = Descriptor(
             op=Op.SOFTMAX,
             chain=1,
-            source=Source.SLOT if first else Source.CHAIN,
-            keep=Keep.NEW if first else Keep.APPEND,
+            source=Source.SLOT if new else Source.CHAIN,
+            keep=Keep.NEW if new else Keep.APPEND,
             device_address=self.keys,
             device_bytes=len(data),
             device_rows=n,
@@ -143,7 +144,7 @@ def test_a_chain_of_tiles_gives_the_golden_bits(
 ) -> None:
     tiles = [32 * count for count in full_tiles] + [last]
     tokens = sum(tiles)
-    if tokens > 32 * config.kept_stride((rows + 1) // 2) or operand_row_stripes(config, dims) > 1:
+    if tokens > 32 * config.kept_stride((rows + 1) // 2, softmax=True) or operand_row_stripes(config, dims) > 1:
         return
     q, k, v = normal(1, rows, dims, size=size), normal(2, tokens, dims), normal(3, tokens, dims)
     bench = Bench(config)
@@ -178,6 +179,46 @@ def test_accumulators_carry_the_sums_from_tile_to_tile(parts: tuple[int, ...]) -
         assert bench.weigh(v[start : start + part], 2, **flags).status is Status.OK
         start += part
     check_result(bench, golden_attention(q, k, v, scale_value(), config))
+
+
+@pytest.mark.parametrize("config", [preset("tiny"), preset("small")], ids=["tiny", "small"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_heads_may_take_turns_in_a_chain(config: NdpConfig, parts: int) -> None:
+    """Each head's values come after the scores of the next: every result is that of the head alone."""
+    tokens, rows = [70, 33, 128, 96, 1], [2, 1, 2, 2, 1]
+    heads = [
+        (normal(20 + i, b, 16, size=3), normal(40 + i, t, 16), normal(60 + i, t, 4))
+        for i, (t, b) in enumerate(zip(tokens, rows, strict=True))
+    ]
+    bench = Bench(config)
+    first = True
+
+    def scores(head: int) -> None:
+        nonlocal first
+        bench.keys = KEYS
+        q, k, _ = heads[head]
+        for start, stop in ((0, 32), (32, len(k))):
+            if start < stop:
+                tile = k[start : min(stop, len(k))]
+                assert bench.scores(q, tile, first=first, new=start == 0).status is Status.OK
+                first = False
+
+    def values(head: int, source: Source) -> None:
+        q, k, v = heads[head]
+        cut = 32 if parts == 2 and len(v) > 32 else len(v)
+        if cut < len(v):
+            flags = {"chain": 1, "acc_out": 1, "source": source}
+            assert bench.weigh(v[:cut], len(q), **flags).status is Status.OK
+            assert bench.weigh(v[cut:], len(q), chain=1, acc_in=1, source=source).status is Status.OK
+        else:
+            assert bench.weigh(v, len(q), chain=1, source=source).status is Status.OK
+        check_result(bench, golden_attention(q, k, v, scale_value(), config), f"head {head}")
+
+    scores(0)
+    for head in range(1, len(heads)):
+        scores(head)
+        values(head - 1, Source.PREVIOUS)
+    values(len(heads) - 1, Source.KEPT)
 
 
 def test_slices_of_the_values_have_the_same_anchors() -> None:

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from plora.hw.defs.config import PRESETS, NdpConfig, preset
-from plora.hw.defs.descriptor import Keep, Op, Source
+from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.legality import ChainState, QueueWindow, check
 from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry_transposed
@@ -20,7 +20,7 @@ from plora.hw.defs.registers import RESET_CHAIN_LIMIT
 from plora.hw.defs.status import Status
 from plora.sim.functional.layout import pack_operand, pack_transposed
 from plora.sw.attention.layout import KvLayout, token_granule, widest_tile
-from plora.sw.attention.plan import AttentionChain, plan_attention
+from plora.sw.attention.plan import AttentionChain, joined, plan_attention
 from plora.sw.tiling import SlotSizes, full_slots
 
 SMALLEST = {c: NdpConfig(f"least{c}", c, 512 * c, 512 * c, max(1024, 512 * c), 1, 2, 40) for c in (1, 2, 16)}
@@ -114,6 +114,36 @@ def test_a_chain_is_not_longer_than_the_device_lets_it_be() -> None:
         assert len(chains) > 1, "without a limit one chain would do"
         for chain in chains:
             check_chain(layout, chain, full_slots(config), tiles)
+
+
+@given(configs, st.lists(st.tuples(st.integers(1, 200), st.integers(1, 5)), min_size=1, max_size=6), st.integers(2, 30))
+def test_joined_chains_are_legal_and_take_turns(config: NdpConfig, heads: list[tuple[int, int]], longest: int) -> None:
+    layout, slots = KvLayout(config, 16, 2 * token_granule(config, 16)), full_slots(config)
+    chains: list[AttentionChain] = []
+    for tokens, rows in heads:
+        tiles = [FIRST_TILE + i * layout.tile_bytes for i in range(ceil_div(tokens, layout.tile_tokens))]
+        chains += plan_attention(layout, tiles, tokens, rows, slots)
+    window = QueueWindow(0, 1 << config.dpa_bits, slots.submission_bytes, slots.result_bytes)
+    found: list[list[Descriptor]] = [[] for _ in chains]
+    for steps in joined(chains, longest):
+        numbers = sorted({number for number, _ in steps})
+        assert len(steps) <= longest or len(numbers) == 1
+        state, newest = ChainState(), -1
+        for index, (number, step) in enumerate(steps):
+            d = step.descriptor
+            verdict = check(d, config, window, state, ordinary_softmax_scale(16))
+            assert verdict.status is Status.OK, f"{verdict.status.name}: {d.describe()}"
+            state = verdict.chain
+            newest = number if d.op == Op.SOFTMAX else newest
+            # Values come once the scores of the next are under way, if there is one.
+            assert newest == (number if d.op == Op.SOFTMAX else min(number + 1, numbers[-1]))
+            assert d.chain == (index < len(steps) - 1)
+            found[number].append(replace(d, chain=1, source=Source.KEPT if d.transpose else d.source))
+    for chain, own in zip(chains, found, strict=True):
+        assert own == [replace(step.descriptor, chain=1) for step in chain.steps], "a step is lost or out of order"
+    for before, after in itertools.pairwise(joined(chains, longest)):
+        together = len(before) + sum(1 for number, _ in after if number == after[0][0])
+        assert together > longest, "these could be one chain"
 
 
 def test_a_device_without_room_for_a_row_and_its_anchor_is_refused() -> None:

@@ -170,9 +170,9 @@ def attention_descriptor(rng: random.Random, config: NdpConfig, state: ChainStat
     tokens, b = rng.choice([1, 16, 31, 32, 33, 64, 96, 160, rng.randint(1, 300)]), rng.choice([1, 2, 3, 8, 31, 32, 33])
     if not state.kept_softmax or (chain and rng.random() < 0.4):
         k, source, keep = rng.choice([1, 8, 64, 80, 128, 256, 257]), Source.SLOT, Keep.NEW
-        if state.kept_softmax and rng.random() < 0.8:
+        if state.kept_softmax and rng.random() < 0.5:
             b, k, source, keep = state.kept_rows, state.operand_columns or k, Source.CHAIN, Keep.APPEND
-        limit = 32 * config.kept_stride(-(-b // 2))
+        limit = 32 * config.kept_stride(-(-b // 2), softmax=True)
         n = rng.choice([32 * rng.randint(1, 9), tokens, max(1, limit - state.kept_columns + rng.randint(-1, 1))])
         keep = rng.choice([keep] * 12 + list(Keep))
         return describe(
@@ -180,7 +180,10 @@ def attention_descriptor(rng: random.Random, config: NdpConfig, state: ChainStat
         )
     dims = rng.choice([1, 16, 64, 80, 96, 128, 255, 256, 257])
     acc_out = int(chain and rng.random() < 0.5)
-    left = max(1, state.kept_columns - state.acc_terms)
+    source, b, kept = Source.KEPT, state.kept_rows, state.kept_columns
+    if state.acc_previous or (state.previous_columns and rng.random() < 0.6) or rng.random() < 0.03:
+        source, b, kept = Source.PREVIOUS, state.previous_rows or b, state.previous_columns
+    left = max(1, kept - state.acc_terms)
     tokens = left if not acc_out else rng.choice([32 * rng.randint(1, 4), left, left + 1, tokens])
     if acc_out or state.acc_rows:
         dims = state.acc_rows or rng.choice([*range(1, 2 * config.channels + 1), 2 * config.channels + 1])
@@ -188,7 +191,7 @@ def attention_descriptor(rng: random.Random, config: NdpConfig, state: ChainStat
     stride = rng.choice([g.beats, g.beats + rng.randint(0, 9), g.beats - 1])
     size = g.packed_bytes(stride) + rng.choice([0] * 12 + [config.stripe_bytes, 2])
     return describe(
-        config, dims, tokens, state.kept_rows, source=Source.KEPT, transpose=1, device_bytes=size,
+        config, dims, tokens, b, source=source, transpose=1, device_bytes=size,
         keep=rng.choice([Keep.NONE] * 12 + list(Keep)), chain=chain, acc_out=acc_out, acc_in=int(state.acc_rows > 0),
     )  # fmt: skip
 

@@ -408,3 +408,19 @@ def attention_steps(
         steps.append(Step(d, False, None, v[start : start + tile]))
         start += tile
     return steps
+
+
+def interleaved(heads: Sequence[Sequence[Step]]) -> list[Step]:
+    """The chains of `attention_steps` as one chain: each head's values come after the scores of the next."""
+    scores = [[one for one in head if one.descriptor.op == Op.SOFTMAX] for head in heads]
+    values = [[one for one in head if one.descriptor.op != Op.SOFTMAX] for head in heads]
+    order = list(scores[0])
+    for head, following in enumerate([*scores[1:], []]):
+        source = Source.PREVIOUS if following else Source.KEPT
+        order += following
+        order += [replace(one, descriptor=replace(one.descriptor, source=source)) for one in values[head]]
+    linked = [
+        replace(one, first=index == 0, descriptor=replace(one.descriptor, chain=1)) for index, one in enumerate(order)
+    ]
+    linked[-1] = replace(linked[-1], descriptor=replace(linked[-1].descriptor, chain=0))
+    return linked

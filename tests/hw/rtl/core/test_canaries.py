@@ -89,7 +89,7 @@ FAULTS = {
         lambda: inner(test_sequencer.test_beats_come_group_by_group_pair_by_pair)(TINY, (0.0, 1.0), 1),
     ),
     "a kept operand read before it is stored": Fault(
-        "gate", "JobGate", "(uncollected == 0) & ", "", test_sequencer,
+        "gate", "JobGate", "(incomplete[work.bank] == 0) & ", "", test_sequencer,
         test_sequencer.test_a_kept_operand_must_be_stored_to_its_last_value,
     ),
     "values beyond N stored": Fault(
@@ -147,17 +147,49 @@ FAULTS = {
         beats_of_some_jobs,
     ),
     "V weighed before the rows' states are complete": Fault(
-        "gate", "JobGate", "~(work.token_wise & self.softmax_busy)", "1", test_sequencer,
+        "gate", "JobGate", "~(work.token_wise & self.softmax_busy.bit_select(work.bank, 1))", "1", test_sequencer,
         test_sequencer.test_softmax_terms_are_weighed_only_when_the_states_of_their_rows_are_complete,
     ),
+    "V that waits for the states of the other bank": Fault(
+        "gate", "JobGate", "self.softmax_busy.bit_select(work.bank, 1)", "self.softmax_busy.any()", test_sequencer,
+        test_sequencer.test_softmax_terms_are_weighed_only_when_the_states_of_their_rows_are_complete,
+    ),
+    "terms of one bank counted with those of the other": Fault(
+        "gate", "JobGate", "(work.destination == Destination.KEPT) & (work.bank == bank)",
+        "(work.destination == Destination.KEPT) & (bank == 0)", test_sequencer,
+        lambda: inner(
+            test_sequencer.test_terms_of_a_bank_are_taken_once_the_jobs_up_to_the_last_that_made_them_are_collected
+        )(1),
+    ),
+    "terms taken a job too soon": Fault(
+        "gate", "JobGate", "left.eq(still + 1)", "left.eq(still)", test_sequencer,
+        lambda: inner(
+            test_sequencer.test_terms_of_a_bank_are_taken_once_the_jobs_up_to_the_last_that_made_them_are_collected
+        )(1),
+    ),
+    "the banks of two heads not kept apart": Fault(
+        "decoder", "Decoder", "newest ^ (begins_terms | previous)", "newest ^ begins_terms", test_decoder,
+        lambda: test_decoder.test_banks_of_softmax_terms_take_turns(PRESETS["tiny"]),
+    ),
+    "previous terms that outlive a plain intermediate": Fault(
+        "decoder", "Decoder", "with m.If((d.op == Op.SOFTMAX) & chain.kept_softmax)", "with m.If(chain.kept_softmax)",
+        test_decoder,
+        lambda: test_decoder.test_banks_of_softmax_terms_take_turns(PRESETS["tiny"]),
+    ),
+    "results let through a cycle before the scores are gone": Fault(
+        "softmax_path", "SoftmaxPath", "wait = max(0, self.LATENCY - self._approach)",
+        "wait = max(0, self.LATENCY - self._approach - 1)", test_softmax_path,
+        lambda: test_softmax_path.test_scores_become_what_the_golden_softmax_makes_of_them(2, 1),
+    ),
     "the second row's scores under the first row's number": Fault(
-        "softmax_path", "SoftmaxPath", "unit[row].row.eq(Cat(C(row, 1), tag.pair))", "unit[row].row.eq(tag.pair << 1)",
+        "softmax_path", "SoftmaxPath", "unit[row].row.eq(Cat(C(row, 1), tag.state))",
+        "unit[row].row.eq(tag.state << 1)",
         test_softmax_path,
-        lambda: test_softmax_path.test_scores_become_what_the_golden_softmax_makes_of_them(2),
+        lambda: test_softmax_path.test_scores_become_what_the_golden_softmax_makes_of_them(2, 1),
     ),
     "a chain that goes on with the anchors of the one before": Fault(
         "softmax_path", "SoftmaxPath", "tag.begins & (results.tap_index == 0)", "0", test_softmax_path,
-        lambda: test_softmax_path.test_scores_become_what_the_golden_softmax_makes_of_them(2),
+        lambda: test_softmax_path.test_scores_become_what_the_golden_softmax_makes_of_them(2, 1),
     ),
     "an anchor over a row's last values": Fault(
         "collector", "ResultCollector", "write.word.eq(write.word + 1)", "write.word.eq(write.word)", test_results,

@@ -11,7 +11,7 @@ import pytest
 
 from plora.hw.defs.config import DOT_LANES, PRESETS, NdpConfig
 from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
-from plora.hw.defs.legality import ChainState, check
+from plora.hw.defs.legality import ChainState, QueueWindow, check
 from plora.hw.defs.packing import (
     ceil_div,
     operand_row_stripes,
@@ -19,13 +19,14 @@ from plora.hw.defs.packing import (
     pack_geometry_transposed,
     result_row_words,
 )
-from plora.hw.defs.queue import Exponents
+from plora.hw.defs.queue import Exponents, softmax_scale
 from plora.hw.defs.status import CHECK_ORDER, Status
 from plora.hw.rtl.core.decoder import Decoder
 from plora.hw.rtl.core.job import Destination, work_layout
 from plora.hw.rtl.interfaces import fetched_layout
 from tests.hw.rtl.core.bench import (
     Case,
+    describe,
     fetched_payload,
     fields,
     legal_descriptor,
@@ -46,6 +47,8 @@ class Specification:
         self.config = config
         self.state = ChainState()
         self.aborted = False
+        self.newest = 0
+        """Bank of the newest softmax terms of any chain."""
 
     def judge(self, case: Case) -> Status:
         """Return the status of the next descriptor, and remember what it leaves."""
@@ -58,6 +61,8 @@ class Specification:
             status = Status(case.verdict)
         self.aborted = bool(case.descriptor.chain) and status is not Status.OK
         self.state = verdict.chain if status is Status.OK else ChainState()
+        if status is Status.OK and case.descriptor.op == Op.SOFTMAX and case.descriptor.keep == Keep.NEW:
+            self.newest = 1 - self.newest
         return status
 
     def work(self, case: Case) -> dict[str, Any]:
@@ -68,7 +73,7 @@ class Specification:
         )
         expected: dict[str, Any] = {
             "load": int(d.source == Source.SLOT),
-            "from_kept": int(d.source == Source.KEPT),
+            "from_kept": int(d.source in (Source.KEPT, Source.PREVIOUS)),
             "pairs": ceil_div(d.gpu_rows, 2),
             "single": d.gpu_rows % 2,
             "weights_address": d.device_address // config.stripe_bytes,
@@ -80,15 +85,21 @@ class Specification:
             "exponents": case.exponents._asdict(),
             **(self.transposed(d) if d.transpose else self.packed(d)),
         }
-        if d.keep == Keep.APPEND:
-            expected["kept_word"] = self.before.kept_columns // 32
-        if d.keep != Keep.NONE or d.source == Source.KEPT:
-            expected["kept_stride"] = config.kept_stride(expected["pairs"])
+        terms = d.op == Op.SOFTMAX or bool(d.transpose)
+        bank = self.newest ^ (d.source == Source.PREVIOUS) if terms else 0
+        if d.keep == Keep.APPEND or d.transpose:
+            expected["kept_word"] = (self.before.acc_terms if d.transpose else self.before.kept_columns) // 32
+        if d.keep == Keep.NEW:
+            expected["kept_word"] = 0
+        if "kept_word" in expected:
+            expected |= {"bank": bank, "kept_word": expected["kept_word"] + bank * config.bank_words}
+        if expected["from_kept"] or d.keep != Keep.NONE:
+            expected["kept_stride"] = config.kept_stride(expected["pairs"], softmax=terms)
         if d.op == Op.SOFTMAX:
             expected |= {"begins": int(d.keep == Keep.NEW), "scale": case.scale >> 7}
         if d.source == Source.SLOT:
             expected["operand_stripes"] = operand_stripes(config, d)
-        if d.source != Source.KEPT:
+        if not expected["from_kept"]:
             expected["row_stripes"] = operand_row_stripes(config, d.device_columns)
         if destination is Destination.MEMORY:
             expected["row_words"] = result_row_words(d.device_rows, transpose=d.transpose)
@@ -122,7 +133,6 @@ class Specification:
             "tail": d.device_columns - (g.beats - 1) * DOT_LANES,
             "group_rows": g.group_rows,
             "last_rows": d.device_rows - (g.groups - 1) * g.group_rows,
-            "kept_word": self.before.acc_terms // 32,
         }
 
 
@@ -162,16 +172,12 @@ def channels(count: int) -> NdpConfig:
     return replace(PRESETS["tiny"], name=f"tiny-{count}", channels=count)
 
 
-@pytest.mark.parametrize(
-    ("config", "count"),
-    [(PRESETS["tiny"], 900), (channels(1), 200), (PRESETS["small"], 200), (PRESETS["full"], 200)],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_status_and_work_equal_the_specification(config: NdpConfig, count: int) -> None:
-    cases = random_cases(config, count, seed=config.channels)
+def judged(config: NdpConfig, cases: list[Case]) -> tuple[Counter[tuple[Status, Source]], int]:
+    """Let the decoder judge ``cases`` as the specification does. Returns what came of how many, by source, and legal
+    members of attention chains."""
     dut = Decoder(config)
     specification = Specification(config)
-    seen: Counter[Status] = Counter()
+    seen: Counter[tuple[Status, Source]] = Counter()
     attention = 0
 
     async def bench(ctx: Any) -> None:
@@ -187,7 +193,7 @@ def test_status_and_work_equal_the_specification(config: NdpConfig, count: int) 
                 ),
             )
             status = specification.judge(case)
-            seen[status] += 1
+            seen[status, Source(case.descriptor.source)] += 1
             taken, valid = 0, 0
             while not valid:
                 _, _, valid, ready, payload = await ctx.tick().sample(
@@ -196,7 +202,7 @@ def test_status_and_work_equal_the_specification(config: NdpConfig, count: int) 
                 taken += 1
                 assert valid == ready
             assert taken == (dut.transposed_cycles if case.descriptor.transpose else dut.cycles)
-            where = f"case {number} of random_cases({config.name}): {case.descriptor.describe()}"
+            where = f"case {number} of {config.name}: {case.descriptor.describe()}"
             record = payload.record
             assert record.status == status, f"{where}: {Status(record.status).name} instead of {status.name}"
             assert (record.queue, record.first, record.verdict) == (number % 64, case.first, bool(case.verdict))
@@ -208,9 +214,71 @@ def test_status_and_work_equal_the_specification(config: NdpConfig, count: int) 
                 different = {name: (work[name], value) for name, value in expected.items() if work[name] != value}
                 assert not different, f"{where}: work (is, should be) {different}"
 
-    simulate(dut, bench, deadline_cycles=20 * count * dut.cycles)
+    simulate(dut, bench, deadline_cycles=20 * len(cases) * dut.cycles)
+    return seen, attention
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [(PRESETS["tiny"], 900), (channels(1), 200), (PRESETS["small"], 200), (PRESETS["full"], 200)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_status_and_work_equal_the_specification(config: NdpConfig, count: int) -> None:
+    by_source, attention = judged(config, random_cases(config, count, seed=config.channels))
+    seen: Counter[Status] = Counter()
+    for (status, _), number in by_source.items():
+        seen[status] += number
     assert seen[Status.OK] > count // 4, f"too few legal descriptors: {seen}"
     assert attention > count // 20, f"too few legal members of attention chains: {attention}"
     if count >= 700:
         missing = {*CHECK_ORDER, Status.CHAIN_ABORTED} - set(seen)
         assert not missing, f"never produced {missing}"
+
+
+def heads_in_turns(config: NdpConfig, chains: int, seed: int) -> list[Case]:
+    """Chains of attention in which scores, values of either bank and plain intermediates come in any order."""
+    rng = random.Random(seed)
+    window = QueueWindow(0, 1 << config.dpa_bits, 1 << 14, 1 << 14)
+    cases = []
+    for _ in range(chains):
+        state, seen = ChainState(), [(1, 1)]
+        length = rng.randint(2, 9)
+        for index in range(length):
+            kind = rng.choice(["new", "new", "append", "kept", "previous", "previous", "plain"])
+            rows, tokens = rng.choice([1, 2]), rng.choice([32, 64, rng.randint(1, 100)])
+            if kind == "new" or index == 0:
+                d = describe(config, tokens, 16, rows, op=Op.SOFTMAX, keep=Keep.NEW)
+            elif kind == "append":
+                shape = tokens, state.operand_columns or 1, state.kept_rows or 1
+                d = describe(config, *shape, op=Op.SOFTMAX, keep=Keep.APPEND, source=Source.CHAIN)
+            elif kind == "plain":
+                d = describe(config, 32, 16, rows, keep=Keep.NEW)
+            else:
+                previous = kind == "previous"
+                kept, before = (state.kept_rows, state.kept_columns), (state.previous_rows, state.previous_columns)
+                # Where there are none, some of old.
+                rows, there = (before if before[0] else rng.choice(seen)) if previous else kept
+                left = max(1, there - state.acc_terms - (rng.random() < 0.1))
+                acc_out = int(left > 32 and rng.random() < 0.4)
+                k = 32 if acc_out else left
+                size = pack_geometry_transposed(config, 2, k).packed_bytes()
+                d = describe(
+                    config, 2, k, rows, transpose=1, device_bytes=size, acc_out=acc_out,
+                    source=Source.PREVIOUS if previous else Source.KEPT, acc_in=int(state.acc_rows > 0),
+                )  # fmt: skip
+            d = replace(d, chain=int(index < length - 1 or d.keep != Keep.NONE or d.acc_out))
+            cases.append(Case(d, index == 0, window, scale=softmax_scale(1.0)))
+            verdict = check(d, config, window, state, cases[-1].scale)
+            if verdict.status is not Status.OK:
+                break
+            state = verdict.chain
+            seen.append((state.kept_rows, state.kept_columns))
+    return cases
+
+
+@pytest.mark.parametrize("config", [PRESETS["tiny"], PRESETS["full"]], ids=["tiny", "full"])
+def test_banks_of_softmax_terms_take_turns(config: NdpConfig) -> None:
+    cases = heads_in_turns(config, 120, seed=config.channels)
+    seen, _ = judged(config, cases)
+    assert min(seen[Status.OK, source] for source in (Source.KEPT, Source.PREVIOUS)) > 10, seen
+    assert seen[Status.CHAIN_BROKEN, Source.PREVIOUS] > 10, seen

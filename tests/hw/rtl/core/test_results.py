@@ -99,8 +99,8 @@ def test_the_word_after_a_row_of_a_token_wise_job_is_its_anchor(config: NdpConfi
 
     async def bench(ctx: Any) -> None:
         for anchor, none in ((5, False), (-7, False), (-32767, False), (NO_ANCHOR, True)):
-            rows, second, pair = rng.randint(1, 2 * config.channels), rng.getrandbits(1), rng.randrange(16)
-            tag = {"region": Region.HALF_1, "word": 3, "lane": 0, "rows": rows, "pair": pair, "anchor": 1, "end": end}
+            rows, second, state = rng.randint(1, 2 * config.channels), rng.getrandbits(1), rng.randrange(32)
+            tag = {"region": Region.HALF_1, "word": 3, "lane": 0, "rows": rows, "state": state, "anchor": 1, "end": end}
             states = [{"anchor": anchor, "shift": 3, "nan": 1, "total": rng.getrandbits(40)} for _ in range(2)]
             for tap in range(2):
                 numeric = [[2 * (q == 0 and tap == 0) for q in range(config.channels)] for _ in range(2)]
@@ -114,7 +114,7 @@ def test_the_word_after_a_row_of_a_token_wise_job_is_its_anchor(config: NdpConfi
                 ctx.set(dut.results.valid, 1)
                 if tap:
                     assert ctx.get(dut.state_enable)
-                    assert ctx.get(dut.state_pair) == pair
+                    assert ctx.get(dut.state_pair) == state
                 await ctx.tick()
                 ctx.set(dut.results.valid, 0)
                 assert not ctx.get(dut.collected).valid
@@ -124,8 +124,8 @@ def test_the_word_after_a_row_of_a_token_wise_job_is_its_anchor(config: NdpConfi
             assert (write.valid, write.region, write.word) == (1, Region.HALF_1, 4)
             assert (write.second_row, write.lanes) == (second, (1 << WORD_VALUES) - 1)
             assert (collected.valid, collected.valid and collected.numeric) == (end, 2 * end)
-            for row, state in enumerate(states):
-                wanted = Anchor(ANCHOR_NONE if none else anchor, 3, ANCHOR_NAN, state["total"])
+            for row, known in enumerate(states):
+                wanted = Anchor(ANCHOR_NONE if none else anchor, 3, ANCHOR_NAN, known["total"])
                 assert Anchor.unpack(write.data[row].to_bytes(64, "little")) == wanted
             await ctx.tick()
             assert not ctx.get(dut.write).valid

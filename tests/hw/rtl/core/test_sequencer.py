@@ -23,6 +23,7 @@ from plora.hw.rtl.core.gate import JobGate
 from plora.hw.rtl.core.job import (
     FINISHED,
     SCALE_USED_BITS,
+    SOFTMAX_PAIRS,
     Destination,
     Region,
     input_capacity,
@@ -57,6 +58,7 @@ def random_job(config: NdpConfig, rng: random.Random) -> dict[str, Any]:
     if softmax:
         destination = Destination.KEPT
     pairs = ceil_div(b, 2)
+    bank = rng.getrandbits(1) if softmax or token_wise else 0
     work = {
         "from_kept": int(from_kept),
         "load": int(not from_kept),
@@ -73,8 +75,11 @@ def random_job(config: NdpConfig, rng: random.Random) -> dict[str, Any]:
         "last_rows": n - (g.groups - 1) * g.group_rows,
         "continues": continues,
         "destination": destination,
-        "kept_stride": config.kept_stride(pairs),
-        "kept_word": rng.randint(0, 2) if destination is Destination.KEPT or token_wise else 0,
+        "kept_stride": config.kept_stride(pairs, softmax=softmax or token_wise),
+        "bank": bank,
+        "kept_word": bank * config.bank_words + rng.randint(0, 2)
+        if destination is Destination.KEPT or token_wise
+        else 0,
         "row_words": result_row_words(n, transpose=token_wise),
         "token_wise": int(token_wise),
         "softmax": int(softmax),
@@ -115,11 +120,11 @@ def expected_beats(config: NdpConfig, job: dict[str, Any], position: int) -> Ite
                     "weights_last_use": pair == work["pairs"] - 1,
                     "upper_half": token_wise and t % 2,
                     "pause": (2 if last_group else 1) if token_wise else work["softmax"],
-                    "state": pair if token_wise and t == 0 else None,
+                    "states": work["bank"] * SOFTMAX_PAIRS + pair if token_wise and t == 0 else None,
                     "word": row_word + first_value // WORD_VALUES,
                     "lane": first_value % WORD_VALUES,
                     "rows": min(g.group_rows, job["n"] - first_value),
-                    "pair": pair,
+                    "state": work["bank"] * SOFTMAX_PAIRS + pair,
                     "softmax": work["softmax"],
                     "begins": work["begins"] and group == 0,
                     "scale": work["scale"],
@@ -164,8 +169,8 @@ def test_beats_come_group_by_group_pair_by_pair(config: NdpConfig, moods: tuple[
                     if arrived < total_stripes and arrived - freed < depth and rng.random() < arrival:
                         arrived += 1
                     ready = rng.random() >= stall
-                    stored = scores > 0 and rng.random() < 0.1
-                    ctx.set(dut.scores_stored, stored)
+                    ahead = scores > 0 and rng.random() < 0.1
+                    ctx.set(dut.scores_ahead, ahead)
                     ctx.set(dut.arrived, arrived % (2 * depth))
                     ctx.set(dut.issue.ready, ready)
                     *_, valid, beat, ended, activity = await ctx.tick().sample(
@@ -181,13 +186,13 @@ def test_beats_come_group_by_group_pair_by_pair(config: NdpConfig, moods: tuple[
                     assert not fired or want["stripe"] < arrived, "a beat before its weights"
                     completes = fired and want["last"]
                     assert not (completes and scores and not want["softmax"]), "results would overtake scores"
-                    scores += bool(completes and want["softmax"]) - stored
+                    scores += bool(completes and want["softmax"]) - ahead
                 freed += want["weights_last_use"]
                 where = f"job {number} {job}, beat {index}"
                 control, tag = beat.control, result_tag_layout(config).from_bits(beat.control.tag)
                 assert control.weights_position == want["position"], where
                 state = beat.state_pair if beat.state_enable else None
-                assert state == want["state"], where
+                assert state == want["states"], where
                 if want["address"] is None:
                     assert (beat.kept_enable, beat.input_enable) == (not want["upper_half"], 0), where
                     assert beat.kept_address == want["kept"], where
@@ -199,7 +204,7 @@ def test_beats_come_group_by_group_pair_by_pair(config: NdpConfig, moods: tuple[
                     assert control[name] == want[name], (where, name)
                 for name in ("tap", "split_log2", "tail", "from_kept", "token_wise"):
                     assert control[name] == job["work"][name], (where, name)
-                for name in ("word", "lane", "rows", "pair", "softmax", "begins", "scale", "anchor", "end"):
+                for name in ("word", "lane", "rows", "state", "softmax", "begins", "scale", "anchor", "end"):
                     assert tag[name] == want[name], (where, name)
                 assert (tag.region, tag.split_log2) == (job["region"], job["work"]["split_log2"])
             assert (ended.slot, ended.region, ended.cycles) == (number, job["region"], cycles)
@@ -302,11 +307,49 @@ def test_softmax_terms_are_weighed_only_when_the_states_of_their_rows_are_comple
         ctx.set(dut.softmax_busy, 1)
         gate.offer(ctx, from_kept=1)
         assert gate.granted(ctx)  # a plain intermediate does not ask for them
-        gate.offer(ctx, from_kept=1, token_wise=1)
-        assert not gate.granted(ctx)
-        assert ctx.get(dut.waits_for_input)
-        ctx.set(dut.softmax_busy, 0)
-        assert gate.granted(ctx)
+        for bank, busy, other in ((0, 0b01, 0b10), (1, 0b10, 0b01)):
+            ctx.set(dut.softmax_busy, busy)
+            gate.offer(ctx, from_kept=1, token_wise=1, bank=bank)
+            assert not gate.granted(ctx)
+            assert ctx.get(dut.waits_for_input)
+            ctx.set(dut.softmax_busy, other)
+            assert gate.granted(ctx)
+
+    simulate(gate.dut, bench)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 1 << 32))
+def test_terms_of_a_bank_are_taken_once_the_jobs_up_to_the_last_that_made_them_are_collected(seed: int) -> None:
+    gate, rng = Gate(), random.Random(seed)
+
+    async def bench(ctx: Any) -> None:
+        dut = gate.dut
+        uncollected: list[int | None] = []  # of each job in the array: the bank in which it keeps its results
+        uncompleted = 0
+        for _ in range(150):
+            bank, kind = rng.getrandbits(1), rng.choice(["makes", "takes", "none"])
+            if kind == "makes":
+                gate.offer(ctx, destination=Destination.KEPT, softmax=1, bank=bank)
+            elif kind == "takes":
+                gate.offer(ctx, from_kept=1, token_wise=1, bank=bank, destination=Destination.MEMORY)
+            else:
+                gate.offer(ctx, destination=Destination.MEMORY)
+            ctx.set(dut.half_freed, 0b11)
+            for _ in range(rng.randint(1, 3)):
+                collected, completed = bool(uncollected) and rng.random() < 0.4, uncompleted > len(uncollected)
+                ctx.set(dut.collected, collected)
+                ctx.set(dut.completed, completed)
+                there = kind != "takes" or bank not in uncollected
+                taken = gate.granted(ctx)
+                assert taken == (there and uncompleted < FINISHED)
+                await ctx.tick()
+                if collected:
+                    uncollected.pop(0)
+                uncompleted += taken - completed
+                if taken:
+                    uncollected.append(bank if kind == "makes" else None)
+                    break
 
     simulate(gate.dut, bench)
 

@@ -94,12 +94,13 @@ def plausible_descriptors(config: NdpConfig, setup: RingSetup, count: int, rng: 
 
 
 def attention_chain(config: NdpConfig, setup: RingSetup, rng: random.Random) -> list[Descriptor]:
-    """Scores of some tokens through the softmax unit, and their values weighed: a chain of two."""
+    """Scores of some tokens through the softmax unit, and their values weighed, or by scores that are not there."""
     tokens, dims, batch = rng.choice([1, 16, 40]), rng.choice([8, 33, 64]), rng.choice([1, 2, 3])
     scores = replace(product(config, tokens, dims, batch, setup.base), op=Op.SOFTMAX, chain=1, keep=Keep.NEW)
     values = product(config, dims, tokens, batch, setup.base)
     packed_bytes = pack_geometry_transposed(config, dims, tokens).packed_bytes()
-    return [scores, replace(values, source=Source.KEPT, transpose=1, device_bytes=packed_bytes)]
+    source = rng.choice([Source.KEPT, Source.KEPT, Source.PREVIOUS])
+    return [scores, replace(values, source=source, transpose=1, device_bytes=packed_bytes)]
 
 
 def columns_of(descriptors: list[Descriptor]) -> Columns:

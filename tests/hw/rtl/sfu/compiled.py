@@ -184,7 +184,7 @@ class SfuUnits(Compiled):
         rows = np.array(read_rows, np.uint32)
         self._call(f"{name}_unit", count, valid, given, rows, weights_valid, weights, busy, states)
         return Run(
-            (weights_valid == 1).tolist(), integers(weights, count), (busy == 1).tolist(), integers(states, count)
+            (weights_valid == 1).tolist(), integers(weights, count), (busy != 0).tolist(), integers(states, count)
         )
 
     def scaler(self, name: str, p: Array, anchors: Array, last: Array, stall: float = 0.0) -> Array:
