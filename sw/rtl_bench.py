@@ -112,7 +112,7 @@ def job_bounds(config: NdpConfig, demands: Demands) -> dict[str, float]:
     lines = float(np.sum(demands.lines))
     return {
         "memory": float(np.sum(demands.stripes + demands.operand_stripes)) + lines / config.channels,
-        "array": float(np.sum(passes * demands.beats)),
+        "array": float(np.sum(demands.total_beats + demands.scale_cycles)),
         "drain": float(np.sum(np.where(drain > demands.beats, passes * drain, 0))),
         "result port": lines,
     }
@@ -170,7 +170,7 @@ def _exps(run: StreamRun, demands: Demands) -> dict[str, float | None]:
         return {"exps_needed": None, "exps_delivered": None}
     made = [done.entry.descriptor for done, own in zip(run.finished, softmax, strict=True) if own]
     exps = sum(d.gpu_rows * d.device_rows for d in made)
-    beats = int(np.sum((demands.stripes * demands.pairs)[softmax]))
+    beats = int(np.sum(demands.total_beats[softmax]))
     cycles = sum(done.cycles for done, own in zip(run.finished, softmax, strict=True) if own)
     return {"exps_needed": exps / beats, "exps_delivered": exps / cycles}
 
@@ -188,7 +188,7 @@ def _run(case: BenchCase, config: NdpConfig, jobs: int, open_device: Open) -> tu
     demands = stream_demands(stream, [Status.OK] * len(stream.entries))
     counters = run.counters
     expected = {
-        "BEATS": int(np.sum(demands.stripes * demands.pairs)),
+        "BEATS": int(np.sum(demands.total_beats)),
         # Every word is read from memory once.
         "WORDS_READ": config.channels * int(np.sum(demands.stripes + demands.operand_stripes)),
         "WORDS_WRITTEN": int(np.sum(demands.lines)),

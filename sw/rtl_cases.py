@@ -42,6 +42,10 @@ STALL_MARGIN = 0.03
 """A memory that stalls with probability p may cost so much more than p."""
 
 STALLS = (0.1, 0.3)
+INTEGERS = ("int8", "int4")
+HIDDEN_STALLS_REQUIRED = 0.9
+"""Useful beats of integers where memory is ready in 70 % of the cycles: they need half of them at most, and the
+stripes of scales cost the array a cycle each."""
 BATCHES = (32, 128)
 
 
@@ -213,10 +217,32 @@ def attention_cases(config: NdpConfig) -> Iterator[BenchCase]:
                 )  # fmt: skip
 
 
-def _attention(rows: int, dims: int, tokens: int) -> tuple[Row, ...]:
+def integer_cases(config: NdpConfig) -> Iterator[BenchCase]:
+    """The same on keys and values of INT8 and INT4, as many tokens as of FP16; on a memory that stalls beside FP16."""
+    for dims in (64, 128):
+        for rows in (1, 2, 8):
+            tokens = _attention_tokens(config, rows, dims, MIB)
+            for dtype in INTEGERS:
+                yield BenchCase(
+                    f"attention-{dtype}-g{rows}-d{dims}", "attention", _attention(rows, dims, tokens, dtype),
+                    Criterion.BOUND, BEATS_REQUIRED["1m"],
+                    _ROW_OF_JOBS if rows <= PE_ROWS else _FEW_JOBS + 1, dtype=dtype, in_turns=True,
+                )  # fmt: skip
+    tokens, stall = _attention_tokens(config, 1, 128, MIB), STALLS[-1]
+    for dtype, required in {
+        "fp16": 1 - stall - STALL_MARGIN,
+        **dict.fromkeys(INTEGERS, HIDDEN_STALLS_REQUIRED),
+    }.items():
+        yield BenchCase(
+            f"attention-{dtype}-g1-d128-stall{stall:g}", "attention", _attention(1, 128, tokens, dtype),
+            Criterion.BEATS, required, timing=MemoryTiming(stall=stall), dtype=dtype,
+        )  # fmt: skip
+
+
+def _attention(rows: int, dims: int, tokens: int, dtype: str = "fp16") -> tuple[Row, ...]:
     return (
-        _row(tokens, dims, rows, op="softmax", chain=1, keep="new"),
-        _row(dims, tokens, rows, source="kept", transpose=1),
+        _row(tokens, dims, rows, op="softmax", chain=1, keep="new", dtype=dtype),
+        _row(dims, tokens, rows, source="kept", transpose=1, dtype=dtype),
     )
 
 
@@ -247,7 +273,7 @@ def stall_cases(config: NdpConfig) -> Iterator[BenchCase]:
                 )
 
 
-FAMILIES = (gemv_cases, gemm_cases, chain_cases, attention_cases, stall_cases)
+FAMILIES = (gemv_cases, gemm_cases, chain_cases, attention_cases, integer_cases, stall_cases)
 """Every family of cases. A new operation is one function more."""
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.descriptor import MAX_OPERAND_BYTES, Descriptor, Source
 from plora.hw.defs.errors import UserError
-from plora.hw.defs.packing import pack_geometry, pack_geometry_transposed
+from plora.hw.defs.packing import INTEGER_MIN_COLUMNS, expansion_log2, pack_geometry, pack_geometry_transposed
 from plora.hw.defs.port import DevicePort
 from plora.hw.defs.queue import (
     LINE_BYTES,
@@ -27,7 +27,15 @@ from plora.hw.defs.registers import GLOBAL, Access, global_offset, queue_offset
 from plora.hw.defs.status import Status
 from plora.sim.device.stream import Entry, Stream
 from plora.sim.functional.device import FunctionalDevice
-from plora.sim.functional.layout import gpu_operand_bytes, pack_operand, pack_transposed
+from plora.sim.functional.layout import (
+    Matrix,
+    gpu_operand_bytes,
+    pack_integers,
+    pack_operand,
+    pack_transposed,
+    pack_transposed_integers,
+)
+from plora.sim.golden.integers import quantize
 
 FIRST_PASS = 1
 _ENABLE = 1
@@ -91,7 +99,7 @@ def operands(entry: Entry, config: NdpConfig) -> tuple[bytes, bytes]:
     device = gpu = b""
     if d.device_rows and d.device_columns and _packed_bytes(d, config) <= MAX_OPERAND_BYTES:
         values = rng.standard_normal((d.device_rows, d.device_columns), dtype=np.float32).astype(np.float16)
-        device = pack_transposed(values.T, config) if d.transpose else pack_operand(values, config)
+        device = _packed(values, d, config)
     if d.source == Source.SLOT and d.gpu_rows and d.gpu_columns and d.gpu_rows * d.gpu_columns < 1 << 19:
         rng = np.random.default_rng((entry.seed, 1))
         values = rng.standard_normal((d.gpu_rows, d.gpu_columns), dtype=np.float32).astype(np.float16)
@@ -101,8 +109,19 @@ def operands(entry: Entry, config: NdpConfig) -> tuple[bytes, bytes]:
 
 def _packed_bytes(d: Descriptor, config: NdpConfig) -> int:
     if d.transpose:
-        return pack_geometry_transposed(config, d.device_rows, d.device_columns).packed_bytes()
-    return pack_geometry(config, d.device_rows, d.device_columns).packed_bytes
+        return pack_geometry_transposed(config, d.device_rows, d.device_columns, d.dtype).packed_bytes()
+    return pack_geometry(config, d.device_rows, d.device_columns, d.dtype).packed_bytes
+
+
+def _packed(values: Matrix, d: Descriptor, config: NdpConfig) -> bytes:
+    """``values`` (N x K) as the device operand of ``d``, if need be as integers."""
+    if not expansion_log2(d.dtype):
+        return pack_transposed(values.T, config) if d.transpose else pack_operand(values, config)
+    if d.transpose:
+        return pack_transposed_integers(quantize(values.T, d.dtype), config, d.dtype)
+    if d.device_columns < INTEGER_MIN_COLUMNS:
+        return b""  # the device refuses it
+    return pack_integers(quantize(values, d.dtype), config, d.dtype)
 
 
 def check_runnable(stream: Stream, dram_bytes: int) -> None:

@@ -23,6 +23,7 @@ BLOCK_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"row_merge_\w+", "pe.merge"),
     (r"drain_\w+", "pe.drain"),
     (r"word_converter", "core.converter"),
+    (r"word_expander_\w+", "core.expander"),
     (r"ndp_device\.core\.array", "pe.control"),
     (r"score_scale", "sfu.scale"),
     (r"exp2_fraction", "sfu.exp2"),
@@ -45,7 +46,7 @@ module's name (the index of a sibling, or what Amaranth adds to tell namesakes a
 A new component of the core or of the device needs no entry. Nor does a unit that is emitted once and
 used several times (`plora.hw.build.platform.add_shared`): see `_repeated_units`."""
 
-KEPT_TOGETHER = (r"sum_adder_\w+", r"operand_spreader_\w+")
+KEPT_TOGETHER = (r"sum_adder_\w+", r"operand_spreader_\w+", r"integer_value")
 """Repeated units that belong to what is around them: at the border of a block, shared terms and constants are
 lost. The row merge with its adders as blocks was 7 % larger than in one piece, the feeder with its spreaders
 4 %."""

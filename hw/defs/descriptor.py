@@ -44,7 +44,11 @@ class Op(IntEnum):
 
 
 class DType(IntEnum):
-    """Data type of both operands and of the result."""
+    """Data type of both operands and of the result.
+
+    Of the integers (`plora.hw.defs.integers`) it is that of the device operand, keys or values of attention; the
+    GPU operand and the result are FP16 then.
+    """
 
     FP16 = 0
     BF16 = 1

@@ -21,7 +21,9 @@ from plora.hw.defs.config import (
 )
 from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source, Type
 from plora.hw.defs.packing import (
+    INTEGER_MIN_COLUMNS,
     ceil_div,
+    expansion_log2,
     operand_row_stripes,
     pack_geometry,
     pack_geometry_transposed,
@@ -150,7 +152,7 @@ def _static(d: Descriptor, config: NdpConfig, window: QueueWindow) -> Status:
         return Status.BAD_TYPE
     if d.op not in (Op.GEMV, Op.GEMM, Op.SOFTMAX):
         return Status.BAD_OP
-    if d.dtype not in (DType.FP16, DType.BF16):
+    if d.dtype not in tuple(DType) or (expansion_log2(d.dtype) and not (softmax or d.transpose)):
         return Status.BAD_DTYPE
     if not _flags_agree(d):
         return Status.BAD_FLAGS
@@ -160,7 +162,7 @@ def _static(d: Descriptor, config: NdpConfig, window: QueueWindow) -> Status:
         return Status.ZERO_DIMENSION
     pairs = ceil_div(b, PE_ROWS)
     narrow = not d.transpose and (d.source == Source.KEPT or softmax)
-    taps, groups, beats = _geometry(d, config)
+    taps, groups, held_stripes = _geometry(d, config)
     if (
         k != d.gpu_columns
         or (d.op == Op.GEMV and b != 1)
@@ -168,6 +170,7 @@ def _static(d: Descriptor, config: NdpConfig, window: QueueWindow) -> Status:
         or k > config.accumulator.max_terms
         or (narrow and k > KEPT_MAX_VALUES)
         or (d.transpose and n > KEPT_MAX_VALUES)
+        or (expansion_log2(d.dtype) and not d.transpose and k < INTEGER_MIN_COLUMNS)
         or ((d.acc_in or d.acc_out) and (pairs > 1 or groups > 1 or taps > 1))
     ):
         return Status.SHAPE_MISMATCH
@@ -186,7 +189,7 @@ def _static(d: Descriptor, config: NdpConfig, window: QueueWindow) -> Status:
             return Status.OUTPUT_TOO_LARGE
     elif not d.acc_out and pairs * row_words > config.result_half_words:
         return Status.OUTPUT_TOO_LARGE
-    if pairs > 1 and beats > config.dram_buffer_stripes:
+    if pairs > 1 and held_stripes > config.dram_buffer_stripes:
         return Status.WEIGHTS_TOO_LARGE
     operand_end = operand_offset(config) + b * row_stripes * config.stripe_bytes
     result_end = RESULT_OFFSET + b * row_words * WORD_BYTES
@@ -204,19 +207,22 @@ def _scales_allowed(d: Descriptor, scale: int, exponents: Exponents) -> bool:
 
 
 def _geometry(d: Descriptor, config: NdpConfig) -> tuple[int, int, int]:
-    """Taps, groups and beats of the device operand."""
+    """Taps and groups of the device operand, and the stripes of a group that stay while pairs of rows pass.
+
+    Keys that are integers have few beats a group: at most 4 stripes, which every DRAM buffer holds.
+    """
     if d.transpose:
-        v = pack_geometry_transposed(config, d.device_rows, d.device_columns)
-        return 1, v.groups, v.beats
+        v = pack_geometry_transposed(config, d.device_rows, d.device_columns, d.dtype)
+        return 1, v.groups, v.group_stripes
     w = pack_geometry(config, d.device_rows, d.device_columns)
-    return w.taps, w.groups, w.beats
+    return w.taps, w.groups, 0 if expansion_log2(d.dtype) else w.beats
 
 
 def _device_bytes_fit(d: Descriptor, config: NdpConfig) -> bool:
     n, k = d.device_rows, d.device_columns
     if d.transpose:
-        return pack_geometry_transposed(config, n, k).stride(d.device_bytes) is not None
-    return d.device_bytes == pack_geometry(config, n, k).packed_bytes
+        return pack_geometry_transposed(config, n, k, d.dtype).stride(d.device_bytes) is not None
+    return d.device_bytes == pack_geometry(config, n, k, d.dtype).packed_bytes
 
 
 def _split(d: Descriptor, config: NdpConfig) -> int:

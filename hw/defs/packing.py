@@ -24,18 +24,41 @@ does not depend on the number of tokens but for a *stride*, the stripes set asid
 
 and beat b of group i is stripe ``i * stride + b``. What lies at tokens and dims beyond the operand's may be
 anything. With 16 channels a word holds 32 values of one token, so a new token is whole words.
+
+Integers (keys and values of INT8, INT4) lie more closely. Their layout in *expanded* stripes, which the array
+eats, is that of FP16. In memory 2 (INT8) or 4 (INT4) expanded words that follow each other share a channel
+word, the first in its lowest bits. Every token has a scale of a byte (`plora.hw.defs.integers`). Scales come
+in front of what they scale: a *frame* is the values of ``64 * channels`` tokens, and before it lies a stripe with
+
+    byte i of channel c's word   holds   the scale of token 64 * channels * frame + i * channels + c
+
+A frame of keys is 64 row groups, which follow each other without gaps, so that a group may begin within a
+stripe. Values have frames within every group of dims, each ``4 * channels`` beats; a group begins with a stripe of
+its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plora.hw.defs.config import DOT_LANES, DOTS_PER_WORD, KEPT_MAX_VALUES, WORD_VALUES, NdpConfig
+from plora.hw.defs.config import DOT_LANES, DOTS_PER_WORD, KEPT_MAX_VALUES, WORD_BYTES, WORD_VALUES, NdpConfig
+from plora.hw.defs.descriptor import DType
+
+INTEGER_MIN_COLUMNS = WORD_VALUES // 2 + 1
+"""Fewest columns of keys that are integers: a row takes all lanes of a word, as the scale of its token does."""
+
+FRAME_SCALES = WORD_BYTES
+"""Scales of a channel in front of a frame of integers, a byte each."""
 
 
 def ceil_div(a: int, b: int) -> int:
     """Smallest integer not below a / b, for b > 0."""
     return -(-a // b)
+
+
+def expansion_log2(dtype: int) -> int:
+    """log2 of the expanded words that share a word of memory; 0 of whatever is not INT8 or INT4."""
+    return {DType.INT8: 1, DType.INT4: 2}.get(dtype, 0)  # type: ignore[call-overload,no-any-return]
 
 
 @dataclass(frozen=True)
@@ -51,8 +74,10 @@ class PackGeometry:
     groups: int
     """Row groups."""
     beats: int
-    """Stripes of one row group."""
+    """Expanded stripes of one row group: beats of one pass over it."""
     stripe_bytes: int
+    expansion_log2: int = 0
+    """`expansion_log2` of the type."""
 
     @property
     def taps(self) -> int:
@@ -65,9 +90,14 @@ class PackGeometry:
         return self.group_rows // self.taps
 
     @property
+    def frames(self) -> int:
+        """Frames of integers, each with a stripe of scales."""
+        return ceil_div(self.groups, FRAME_SCALES) if self.expansion_log2 else 0
+
+    @property
     def stripes(self) -> int:
-        """Stripes of the whole operand: DRAM beats of one pass over it."""
-        return self.groups * self.beats
+        """Stripes of the whole operand in memory."""
+        return self.frames + ceil_div(self.groups * self.beats, 1 << self.expansion_log2)
 
     @property
     def packed_bytes(self) -> int:
@@ -75,8 +105,10 @@ class PackGeometry:
         return self.stripes * self.stripe_bytes
 
 
-def pack_geometry(config: NdpConfig, rows: int, columns: int) -> PackGeometry:
+def pack_geometry(config: NdpConfig, rows: int, columns: int, dtype: int = DType.FP16) -> PackGeometry:
     """Return the layout of a rows x columns device operand (both >= 1).
+
+    One of integers has a layout, and is legal, from `INTEGER_MIN_COLUMNS` columns on.
 
     A row takes 8, 16 or 32 lanes of a word: the fewest that hold K in one beat, or else 32. K is
     split only where an operand is too wide to be a kept intermediate's partner, so that a kept
@@ -95,6 +127,7 @@ def pack_geometry(config: NdpConfig, rows: int, columns: int) -> PackGeometry:
         groups=ceil_div(rows, group_rows),
         beats=ceil_div(columns, tap_lanes * split),
         stripe_bytes=config.stripe_bytes,
+        expansion_log2=expansion_log2(dtype),
     )
 
 
@@ -106,25 +139,35 @@ class TransposedGeometry:
     """Dims of a group."""
     groups: int
     beats: int
-    """Stripes of one group that hold tokens."""
+    """Expanded stripes of one group that hold tokens: beats of one pass over it."""
     stripe_bytes: int
+    frame_beats: int
+    """Beats of a frame of integers."""
+    expansion_log2: int = 0
+    """`expansion_log2` of the type."""
+
+    @property
+    def group_stripes(self) -> int:
+        """Stripes of one group in memory that hold tokens or their scales."""
+        frames = ceil_div(self.beats, self.frame_beats) if self.expansion_log2 else 0
+        return frames + ceil_div(self.beats, 1 << self.expansion_log2)
 
     @property
     def stripes(self) -> int:
-        """DRAM beats of one pass over the operand."""
-        return self.groups * self.beats
+        """Stripes that one pass over the operand reads."""
+        return self.groups * self.group_stripes
 
     def packed_bytes(self, stride: int | None = None) -> int:
         """Bytes of the whole operand with ``stride`` stripes a group (default: as few as hold the tokens)."""
-        return self.groups * (self.beats if stride is None else stride) * self.stripe_bytes
+        return self.groups * (self.group_stripes if stride is None else stride) * self.stripe_bytes
 
     def stride(self, packed_bytes: int) -> int | None:
         """Stripes from one group to the next of an operand of ``packed_bytes``; None if it is none of this layout."""
         stride, rest = divmod(packed_bytes, self.groups * self.stripe_bytes)
-        return None if rest or stride < self.beats else stride
+        return None if rest or stride < self.group_stripes else stride
 
 
-def pack_geometry_transposed(config: NdpConfig, dims: int, tokens: int) -> TransposedGeometry:
+def pack_geometry_transposed(config: NdpConfig, dims: int, tokens: int, dtype: int = DType.FP16) -> TransposedGeometry:
     """Return the layout of a transposed device operand of ``tokens`` x ``dims`` values (both >= 1)."""
     group_rows = DOTS_PER_WORD * config.channels
     return TransposedGeometry(
@@ -132,7 +175,14 @@ def pack_geometry_transposed(config: NdpConfig, dims: int, tokens: int) -> Trans
         groups=ceil_div(dims, group_rows),
         beats=ceil_div(tokens, DOT_LANES),
         stripe_bytes=config.stripe_bytes,
+        frame_beats=frame_tokens(config) // DOT_LANES,
+        expansion_log2=expansion_log2(dtype),
     )
+
+
+def frame_tokens(config: NdpConfig) -> int:
+    """Tokens of a frame of integers."""
+    return FRAME_SCALES * config.channels
 
 
 def operand_row_stripes(config: NdpConfig, columns: int) -> int:

@@ -48,7 +48,7 @@ MEANING: dict[Status, str] = {
     Status.BAD_FLAGS: "flags contradict each other or the operation",
     Status.BAD_RESERVED: "a reserved bit is set",
     Status.ZERO_DIMENSION: "a dimension is zero",
-    Status.SHAPE_MISMATCH: "the inner dimensions differ, or K or the batch exceeds what the operation allows",
+    Status.SHAPE_MISMATCH: "the inner dimensions differ, or K or the batch is not what the operation allows",
     Status.SIZE_MISMATCH: "a byte size does not follow from the dimensions",
     Status.MISALIGNED: "the device operand does not start at a multiple of the stripe size",
     Status.OUT_OF_WINDOW: "an address lies outside the queue's base and limit, or outside memory",

@@ -118,11 +118,13 @@ def alone(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Alone:
     first_beat = np.maximum(granted + c.grant, arrival(before_weights + 1))
 
     passes, period = d.groups * d.pairs, pass_cycles(d)
-    by_array = first_beat + _through(d, passes, period)
+    # Stripes of scales have a cycle of their own, the first of them the first.
+    by_array = first_beat + _through(d, passes, period) + d.scale_cycles
     # What the last group's stripe is waited for, its passes follow. A stream longer than the DRAM buffer cannot be
     # faster than the buffer's room comes round.
     slow = _slack(config, timing) * np.maximum(d.stripes - _in_flight(config), 0)
     by_memory = arrival(all_words) + slow + _through(d, d.pairs, period) - (d.beats - 1)
+    by_memory += np.minimum(1 << d.expansion_log2, d.beats) - 1
     last_beat = np.maximum(by_array, by_memory)
     held_up = period > d.beats
     accepted = np.maximum(
@@ -176,7 +178,7 @@ def interval(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Inter
     own_lines = 2 + -(-d.lines // config.channels)
     ready = 1 / (1 - timing.stall)
     memory = (d.stripes + d.operand_stripes + own_lines) * timing.beat_cycles * ready
-    array = (d.groups * d.pairs * pass_cycles(d) + 1).astype(np.float64)
+    array = (d.groups * d.pairs * pass_cycles(d) + d.scale_cycles + 1).astype(np.float64)
     one, pair = geometric(timing.stall), geometric(timing.stall, 2)
     taken = c.engine_job - 1  # from offered to taken by the queue engine
     sending = 1 + c.write_start + d.lines * (1 + pair)

@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from plora.hw.defs.config import DOT_LANES, DOTS_PER_WORD, KEPT_MAX_VALUES, PE_ROWS, WORD_VALUES, NdpConfig
 from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
+from plora.hw.defs.integers import INTEGER_BITS
+from plora.hw.defs.packing import FRAME_SCALES, expansion_log2, frame_tokens
 from plora.sim.core.constants import load_constants
 
 Ints = npt.NDArray[np.int64]
@@ -41,6 +43,7 @@ class Shapes:
     acc_in: Ints
     acc_out: Ints
     transpose: Ints
+    dtype: Ints
     device_stripe: Ints
     operand_stripe: Ints
     result_line: Ints
@@ -73,6 +76,10 @@ class Demand(NamedTuple):
     begins_terms: int
     softmax_cycles: int
     settle_cycles: int
+    expansion_log2: int
+    group_stripes: int
+    frame_beats: int
+    frames: int
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,8 @@ class Demands:
     operand_space     stripes of the input buffer, per PE row, that it takes
     operand_stripe    its first stripe
     device_stripe     first stripe of the device operand
-    stripes           stripes of the device operand, ``groups * beats``
-    beats             stripes of a row group
+    stripes           stripes of the device operand in memory: ``groups * beats`` unless it is integers
+    beats             beats of a row group: stripes that the array eats
     groups            row groups
     pairs             passes of the array over a group: pairs of GPU rows
     beat_cycles       cycles of the array for one beat: output rows in a word
@@ -101,6 +108,10 @@ class Demands:
     begins_terms      1: the results are new softmax terms
     softmax_cycles    cycles of the softmax unit between array and buffer; 0 for other results
     settle_cycles     cycles after which what was kept may be used
+    expansion_log2    integers: log2 of the beats that share a stripe; 0 of other types
+    group_stripes     stripes of a row group in memory; 0: keys that are integers, whose groups have no gaps between
+    frame_beats       integers: beats between one stripe of scales and the next; 0 of other types
+    frames            stripes of scales, of values those of a group; each takes a cycle, of values in every pass
     ================  ====================================================================================
     """
 
@@ -125,9 +136,23 @@ class Demands:
     begins_terms: Ints
     softmax_cycles: Ints
     settle_cycles: Ints
+    expansion_log2: Ints
+    group_stripes: Ints
+    frame_beats: Ints
+    frames: Ints
 
     def __len__(self) -> int:
         return len(self.load)
+
+    @property
+    def total_beats(self) -> Ints:
+        """Beats of all passes: stripes that the array eats."""
+        return self.groups * self.beats * self.pairs
+
+    @property
+    def scale_cycles(self) -> Ints:
+        """Cycles of the array in which it waits for the scales of integers."""
+        return self.frames * np.where(self.group_stripes > 0, self.groups * self.pairs, 1)
 
     def rows(self) -> Iterable[Demand]:
         """One `Demand` a descriptor."""
@@ -159,6 +184,14 @@ def gemm_demands(config: NdpConfig, shapes: Shapes) -> Demands:
     beats = _ceil_div(k, np.where(transposed, DOT_LANES, (WORD_VALUES // taps) << split_log2))
     pairs = _ceil_div(b, PE_ROWS)
     row_stripes = _ceil_div(k, config.stripe_values)
+    expansion = sum(((shapes.dtype == dtype) * expansion_log2(dtype) for dtype in INTEGER_BITS), np.zeros_like(n))
+    integers = expansion > 0
+    frame_beats = integers.astype(np.int64) * np.where(
+        transposed, frame_tokens(config) // DOT_LANES, FRAME_SCALES * beats
+    )
+    frames = integers * _ceil_div(np.where(transposed, beats, groups * beats), np.maximum(frame_beats, 1))
+    of_group = frames + _ceil_div(beats, 1 << expansion)
+    stripes = np.where(transposed, groups * of_group, frames + _ceil_div(groups * beats, 1 << expansion))
     load = (shapes.source == Source.SLOT).astype(np.int64)
     destination = np.where(shapes.acc_out != 0, TO_ACCUMULATORS, np.where(shapes.keep != Keep.NONE, TO_KEPT, TO_MEMORY))
     return Demands(
@@ -169,7 +202,7 @@ def gemm_demands(config: NdpConfig, shapes: Shapes) -> Demands:
         operand_space=load * pairs * row_stripes,
         operand_stripe=shapes.operand_stripe,
         device_stripe=shapes.device_stripe,
-        stripes=groups * beats,
+        stripes=stripes,
         beats=beats,
         groups=groups,
         pairs=pairs,
@@ -186,6 +219,10 @@ def gemm_demands(config: NdpConfig, shapes: Shapes) -> Demands:
         softmax_cycles=softmax * constants.softmax,
         # The second row of a pair goes through the softmax unit a cycle behind the first.
         settle_cycles=transposed * (constants.softmax_settle + (b > 1)),
+        expansion_log2=expansion,
+        group_stripes=np.where(transposed, of_group, ~integers * beats),
+        frame_beats=frame_beats,
+        frames=frames,
     )
 
 
@@ -224,7 +261,7 @@ def shapes_of(
     result_addresses: Iterable[int] | None = None,
 ) -> Shapes:
     """Shapes of descriptors, with the DPA of their GPU operands and results (default: 0 for all)."""
-    names = (*(f.name for f in fields(Shapes)[:9]), "device_address")
+    names = (*(f.name for f in fields(Shapes)[:10]), "device_address")
     table = np.array([[getattr(d, name) for name in names] for d in descriptors], np.int64).reshape(-1, len(names))
     columns = dict(zip(names, table.T, strict=True))
     address = columns.pop("device_address")

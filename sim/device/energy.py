@@ -53,7 +53,7 @@ def amounts(config: NdpConfig, demands: Demands) -> Amounts:
     row_words = -(-demands.beats * (1 << demands.split_log2) // channels) * channels
     reads = demands.stripes * channels * demands.pairs + passes * row_words * PE_ROWS + lines
     writes = demands.stripes * channels + operand_lines + lines
-    beats = demands.stripes * demands.pairs
+    beats = demands.total_beats
     return Amounts(
         dram_bytes=_floats((host_lines + device_lines) * LINE_BYTES),
         to_device_bytes=_floats((1 + operand_lines) * LINE_BYTES),

@@ -22,6 +22,7 @@ from plora.hw.defs.errors import UserError
 from plora.hw.defs.legality import QueueWindow, RingSetup
 from plora.hw.defs.packing import (
     ceil_div,
+    expansion_log2,
     operand_row_stripes,
     pack_geometry,
     pack_geometry_transposed,
@@ -224,11 +225,11 @@ def _complete(values: Mapping[str, int], config: NdpConfig) -> dict[str, int]:
     """Descriptor fields with their defaults, but for an address that is not given."""
     rows, columns = values["device_rows"], values["device_columns"]
     batch = values.get("gpu_rows", 1)
-    packed = 0
+    packed, dtype = 0, values.get("dtype", DType.FP16)
     if rows and columns and values.get("transpose", 0):
-        packed = pack_geometry_transposed(config, rows, columns).packed_bytes()
+        packed = pack_geometry_transposed(config, rows, columns, dtype).packed_bytes()
     elif rows and columns:
-        packed = pack_geometry(config, rows, columns).packed_bytes
+        packed = pack_geometry(config, rows, columns, dtype).packed_bytes
     field_limit = 1 << _WIDTHS["device_bytes"]
     defaults: dict[str, int] = {
         "type": Type.READ_COMPUTE,
@@ -303,7 +304,8 @@ def place(config: NdpConfig, lines: Sequence[Line]) -> Stream:
     for line, values, queue, slot in filled:
         seed = line.values.get("seed", line.number)
         if "device_address" not in values:
-            key = values["device_rows"], values["device_columns"], values.get("transpose", 0), seed
+            shape = values["device_rows"], values["device_columns"], values.get("transpose", 0)
+            key = *shape, expansion_log2(values.get("dtype", DType.FP16)), seed
             if key not in operands:
                 operands[key] = allocator.take(values["device_bytes"])
             values["device_address"] = operands[key]

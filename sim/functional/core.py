@@ -11,6 +11,8 @@ from plora.hw.defs.config import PE_ROWS, WORD_BYTES, NdpConfig
 from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
 from plora.hw.defs.legality import ChainState, QueueWindow, check
 from plora.hw.defs.packing import (
+    PackGeometry,
+    TransposedGeometry,
     ceil_div,
     operand_row_stripes,
     pack_geometry,
@@ -34,11 +36,14 @@ from plora.sim.functional.layout import (
     anchored_result_bytes,
     gpu_operand_from_bytes,
     result_bytes,
+    unpack_integers,
     unpack_operand,
     unpack_transposed,
+    unpack_transposed_integers,
 )
 from plora.sim.functional.memory import MemoryFault, SparseMemory
 from plora.sim.golden import bf16
+from plora.sim.golden.integers import dequantize
 from plora.sim.golden.numerics import BoolArray, Grid, IntArray, Results, gemm_grid, grid_to_fp16, grid_to_scores
 from plora.sim.golden.softmax import (
     NO_ANCHOR,
@@ -184,24 +189,30 @@ class FunctionalCore:
         assert terms is not None, "legality.check accepted terms that the chain does not have"
         return terms
 
-    def _weights(self, d: Descriptor) -> tuple[Matrix, int]:
-        """The device operand, N x K, and the stripes that are read for it."""
+    def _weights(self, d: Descriptor) -> tuple[Matrix, PackGeometry | TransposedGeometry]:
+        """The device operand, N x K, integers as FP16, and its layout."""
         config, n, k = self._config, d.device_rows, d.device_columns
         if not d.transpose:
+            keys = pack_geometry(config, n, k, d.dtype)
             data = self._memory.read(d.device_address, d.device_bytes)
-            return unpack_operand(data, config, n, k), pack_geometry(config, n, k).stripes
-        g = pack_geometry_transposed(config, n, k)
-        # Of each group only the stripes that hold tokens are read.
-        step, size = d.device_bytes // g.groups, g.beats * config.stripe_bytes
-        data = b"".join(self._memory.read(d.device_address + group * step, size) for group in range(g.groups))
-        return np.ascontiguousarray(unpack_transposed(data, config, n, k).T), g.stripes
+            if keys.expansion_log2:
+                return dequantize(unpack_integers(data, config, n, k, d.dtype)), keys
+            return unpack_operand(data, config, n, k), keys
+        g = pack_geometry_transposed(config, n, k, d.dtype)
+        # Of each group only the stripes that hold tokens, or scales of theirs, are read.
+        step, size = d.device_bytes // g.groups, g.group_stripes * config.stripe_bytes
+        groups = [self._memory.read(d.device_address + group * step, size) for group in range(g.groups)]
+        if g.expansion_log2:
+            integers = unpack_transposed_integers(groups, config, n, k, d.dtype)
+            return np.ascontiguousarray(np.hstack([dequantize(group) for group in integers]).T), g
+        return np.ascontiguousarray(unpack_transposed(b"".join(groups), config, n, k).T), g
 
     def _compute(
         self, d: Descriptor, submission_slot: int, result_slot: int, softmax_scale: int, exponents: Exponents
     ) -> Outcome:
         config, chain = self._config, self._chain
         x = self._operand(d, submission_slot, exponents.operand)
-        w, stripes = self._weights(d)
+        w, layout = self._weights(d)
         w = _as_multiplied(w, d, exponents.device)
         sums = gemm_grid(x, w, config.accumulator)
         if d.acc_in:
@@ -209,8 +220,8 @@ class FunctionalCore:
             sums = chain.sums + sums
         chain.sums, chain.summed = (sums, chain.summed + d.gpu_columns) if d.acc_out else (None, 0)
         operand_stripes = d.gpu_rows * operand_row_stripes(config, d.gpu_columns) if d.source == Source.SLOT else 0
-        cycles = stripes * ceil_div(d.gpu_rows, PE_ROWS)
-        words_read = (stripes + operand_stripes) * config.channels
+        cycles = layout.groups * layout.beats * ceil_div(d.gpu_rows, PE_ROWS)
+        words_read = (layout.stripes + operand_stripes) * config.channels
         if d.acc_out:
             return Outcome(Status.OK, cycles=cycles, words_read=words_read)
         if d.op == Op.SOFTMAX:

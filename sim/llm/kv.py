@@ -10,7 +10,8 @@ from plora.sim.llm.config import ModelConfig
 KvDtype = Literal["fp16", "bf16", "int8", "int4"]
 
 _ELEMENT_BYTES: dict[str, float] = {"fp16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
-_SCALE_BYTES = 2  # one FP16 scale per token, head, and K or V, as the device's INT8/INT4 formats have
+_SCALE_BYTES = 2
+"""Per token, head, and K or V. The device has a byte for a key and one for each group of dims of a value."""
 
 
 def kv_element_bytes(dtype: str) -> float:

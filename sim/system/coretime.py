@@ -154,6 +154,7 @@ class CoreTimes:
             acc_in=zero,
             acc_out=zero,
             transpose=zero,
+            dtype=zero,
             device_stripe=zero,
             operand_stripe=zero,
             result_line=zero,

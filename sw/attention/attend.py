@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
@@ -12,10 +12,10 @@ import numpy as np
 from plora.hw.defs.descriptor import DType
 from plora.hw.defs.registers import RESET_CHAIN_LIMIT
 from plora.sim.golden.bf16 import to_float
-from plora.sw.attention.layout import KvLayout
+from plora.sw.attention.layout import KvLayout, array_type
 from plora.sw.attention.merge import Float64, Partial, merge
 from plora.sw.attention.plan import AttentionChain, AttentionStep, joined, plan_attention
-from plora.sw.matrix import ARRAY_TYPES, Values, slots_of
+from plora.sw.matrix import Values, slots_of
 from plora.sw.queue_pair import Request, Ticket
 from plora.sw.scaling import AttentionScaling
 from plora.sw.session import Session
@@ -72,7 +72,7 @@ class _Submitted:
 
     def collect(self, head_dim: int) -> DevicePart:
         """Wait for the chain."""
-        o: Values = np.empty((len(self.chain.rows), head_dim), ARRAY_TYPES[self.dtype])
+        o: Values = np.empty((len(self.chain.rows), head_dim), array_type(self.dtype))
         for step, ticket in zip(self.chain.steps, self.tickets, strict=True):
             self.session.queue.wait_for(ticket)
             if step.dims is not None:
@@ -132,13 +132,14 @@ class Queries:
     q: Values
     """(heads, head_dim)."""
     dtype: DType
+    """Of keys and values."""
     scaling: AttentionScaling
-    """Of FP16 the softmax scale alone counts."""
+    """Of FP16 and integers the softmax scale alone counts."""
 
     def request(self, step: AttentionStep, rows: Values) -> Request:
         """The request of one step of a chain for these rows of q."""
         return Request(
-            replace(step.descriptor, dtype=self.dtype),
+            step.descriptor,
             rows if step.takes_queries else None,
             self.scaling.scale,
             self.scaling.values if step.descriptor.transpose else self.scaling.scores,

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from plora.hw.defs.config import (
-    DOT_LANES,
     PE_ROWS,
     SOFTMAX_MAX_ROWS,
     VALUE_BYTES,
@@ -28,7 +27,7 @@ from plora.hw.defs.legality import kept_column_limit
 from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
 from plora.hw.defs.queue import RESULT_OFFSET, operand_offset
 from plora.hw.defs.registers import RESET_CHAIN_LIMIT
-from plora.sw.attention.layout import KvLayout, token_granule
+from plora.sw.attention.layout import KvLayout
 from plora.sw.tiling import SlotSizes
 
 
@@ -114,7 +113,7 @@ def plan_attention(
         )
     batch, most = _batch_and_span(layout, tokens, min(rows, SOFTMAX_MAX_ROWS), slots)
     spans = ceil_div(tokens, most) if tokens else 0
-    granule = token_granule(layout.config, layout.head_dim)
+    granule = layout.granule
     step = ceil_div(ceil_div(tokens, spans), granule) * granule if spans else 0
     for first in range(0, rows, batch):
         for start in range(0, tokens, step or 1):
@@ -132,7 +131,7 @@ def _pieces(layout: KvLayout, tiles: Sequence[int], span: range) -> list[_Piece]
 
 def _batch_and_span(layout: KvLayout, tokens: int, rows: int, slots: SlotSizes) -> tuple[int, int]:
     """Most query rows of a chain, preferably over all tokens, and most tokens of it."""
-    config, granule = layout.config, token_granule(layout.config, layout.head_dim)
+    config, granule = layout.config, layout.granule
     row_stripes = operand_row_stripes(config, layout.head_dim)
     in_slot = (slots.submission_bytes - operand_offset(config)) // (row_stripes * config.stripe_bytes)
     in_result = (slots.result_bytes - RESULT_OFFSET) // (_result_words(layout, 1) * WORD_BYTES)
@@ -148,7 +147,7 @@ def _batch_and_span(layout: KvLayout, tokens: int, rows: int, slots: SlotSizes) 
             # Accumulators serve one pair, and the DRAM buffer holds what further pairs take.
             if pack_geometry(config, 1, layout.head_dim).beats > config.dram_buffer_stripes:
                 continue
-            span = min(span, layout.tile_tokens, config.dram_buffer_stripes * DOT_LANES)
+            span = min(span, layout.tile_tokens, layout.most_values(config.dram_buffer_stripes))
             if span >= tokens:
                 return batch, span
             continue
@@ -163,14 +162,8 @@ def _batch_and_span(layout: KvLayout, tokens: int, rows: int, slots: SlotSizes) 
 
 def _tiles_of_a_chain(layout: KvLayout) -> int:
     """Most whole tiles of a chain that the device does not close for its length; one more may be in it in parts."""
-    of_keys = ceil_div(layout.tile_tokens, _most_keys(layout))
+    of_keys = ceil_div(layout.tile_tokens, layout.most_keys)
     return max(1, RESET_CHAIN_LIMIT // (of_keys + layout.value_groups) - 1)
-
-
-def _most_keys(layout: KvLayout) -> int:
-    """Tokens whose keys one descriptor can state."""
-    g, granule = layout.keys, token_granule(layout.config, layout.head_dim)
-    return MAX_OPERAND_BYTES // (g.beats * g.stripe_bytes) * g.group_rows // granule * granule
 
 
 def _result_words(layout: KvLayout, groups: int) -> int:
@@ -185,7 +178,7 @@ def _chain(layout: KvLayout, pieces: Sequence[_Piece], span: range, rows: range,
 
 
 def _key_steps(layout: KvLayout, pieces: Sequence[_Piece], batch: int) -> Iterator[AttentionStep]:
-    config, most = layout.config, _most_keys(layout)
+    most = layout.most_keys
     cuts = [
         (piece.address, start, min(start + most, piece.stop))
         for piece in pieces
@@ -194,10 +187,11 @@ def _key_steps(layout: KvLayout, pieces: Sequence[_Piece], batch: int) -> Iterat
     for index, (address, start, stop) in enumerate(cuts):
         d = Descriptor(
             op=Op.SOFTMAX,
+            dtype=layout.dtype,
             source=Source.SLOT if index == 0 else Source.CHAIN,
             keep=Keep.NEW if index == 0 else Keep.APPEND,
             device_address=address + layout.key_offset(start),
-            device_bytes=pack_geometry(config, stop - start, layout.head_dim).packed_bytes,
+            device_bytes=layout.keys_of(stop - start).packed_bytes,
             device_rows=stop - start,
             device_columns=layout.head_dim,
             gpu_bytes=batch * layout.head_dim * VALUE_BYTES,
@@ -217,9 +211,10 @@ def _value_steps(layout: KvLayout, pieces: Sequence[_Piece], batch: int, slots: 
             first, last = index == 0, index == len(pieces) - 1
             tokens = piece.stop - piece.start
             # Groups together need the tile's stride; one alone takes no more than its tokens.
-            stripes = groups * layout.value_stride if groups > 1 else ceil_div(tokens, DOT_LANES)
+            stripes = groups * layout.value_stride if groups > 1 else layout.values_of(tokens).group_stripes
             d = Descriptor(
                 op=Op.GEMV if batch == 1 else Op.GEMM,
+                dtype=layout.dtype,
                 source=Source.KEPT,
                 transpose=1,
                 acc_in=int(not first),

@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from plora.hw.defs.descriptor import DType
 from plora.hw.defs.errors import UserError
+from plora.hw.defs.packing import expansion_log2
 from plora.hw.defs.queue import SUM_FRACTION_BITS, softmax_scale_value
 from plora.sim.functional.layout import Matrix
+from plora.sim.golden.integers import dequantize, quantize
 from plora.sim.golden.softmax import NO_ANCHOR, golden_attention
 from plora.sw.adapters.tensors import read_tensors
 from plora.sw.attention.attend import Attended, DevicePart
@@ -111,11 +114,13 @@ class StepReport:
     match: bool
     """Every chain's result has the golden model's bits."""
     max_abs_error: float
-    """Largest distance of an output from float64."""
+    """Largest distance of an output from float64, with keys and values as the cache holds them."""
     bound: float
     """The largest that is proven possible (`plora.sw.attention.bound`)."""
     within_bound: bool
     """Every output is as near as is proven of it."""
+    rounding_error: float
+    """Largest distance of an output from float64 with keys and values as they were before the cache rounded them."""
     largest: float
     """Largest float64 output, to see errors beside."""
     append_traffic: LinkTraffic
@@ -125,7 +130,13 @@ class StepReport:
 
 
 def decode(
-    sessions: Sequence[Session], inputs: Inputs, scale: int, *, gpu_tokens: int = 0, tile_tokens: int | None = None
+    sessions: Sequence[Session],
+    inputs: Inputs,
+    scale: int,
+    *,
+    gpu_tokens: int = 0,
+    tile_tokens: int | None = None,
+    kv_dtype: DType = DType.FP16,
 ) -> Iterator[StepReport]:
     """Run the steps one after the other: append what is new, attend, compare.
 
@@ -134,6 +145,7 @@ def decode(
         scale: softmax scale, FP32 bits.
         gpu_tokens: the first tokens stay on the GPU, which is computed in float64 here.
         tile_tokens: see `KvStore`.
+        kv_dtype: of the keys and values on the devices: FP16, INT8 or INT4.
 
     Raises:
         UserError: more tokens on the GPU than the first step has, or devices without enough memory.
@@ -143,18 +155,19 @@ def decode(
     if not 0 <= gpu_tokens <= first:
         raise UserError(f"{gpu_tokens} tokens on the GPU: the first step has {first}")
     kv_heads, head_dim = inputs.k.shape[1:]
-    store = KvStore(sessions, head_dim=head_dim, kv_heads=kv_heads, tile_tokens=tile_tokens)
+    store = KvStore(sessions, head_dim=head_dim, kv_heads=kv_heads, tile_tokens=tile_tokens, dtype=kv_dtype)
+    held_k, held_v = (_as_held(each, gpu_tokens, kv_dtype) for each in (inputs.k, inputs.v))
     start = gpu_tokens
     for step, q in enumerate(inputs.q):
         tokens = first + step
-        k, v = inputs.k[:tokens], inputs.v[:tokens]
+        k, v = held_k[:tokens], held_v[:tokens]
         others = [
             [attend_exactly(q[_heads(inputs, head)], k[:gpu_tokens, head], v[:gpu_tokens, head], scale)]
             for head in range(kv_heads)
         ]
         before = _traffic(sessions)
         began = time.perf_counter()
-        store.append(k[start:], v[start:])
+        store.append(inputs.k[start:tokens], inputs.v[start:tokens])
         appended = _traffic(sessions)
         attended = store.attend(q, scale, others=others)
         run_s = time.perf_counter() - began
@@ -165,6 +178,9 @@ def decode(
         )
         exact, bound = _reference(inputs, q, k, v, scale, store)
         error = np.abs(attended.output - exact)
+        given = exact
+        if expansion_log2(kv_dtype):
+            given, _ = _reference(inputs, q, inputs.k[:tokens], inputs.v[:tokens], scale, store)
         yield StepReport(
             tokens=tokens,
             attended=attended,
@@ -172,11 +188,21 @@ def decode(
             max_abs_error=float(error.max()),
             bound=float(bound.max()),
             within_bound=bool((error <= bound).all()),
+            rounding_error=float(np.abs(attended.output - given).max()),
             largest=float(np.abs(exact).max()),
             append_traffic=appended.since(before),
             attend_traffic=_traffic(sessions).since(appended),
             run_s=run_s,
         )
+
+
+def _as_held(rows: Matrix, gpu_tokens: int, dtype: DType) -> Matrix:
+    """Keys or values (tokens, kv_heads, head_dim) as the devices hold them, those on the GPU as they are."""
+    if not expansion_log2(dtype):
+        return rows
+    mine = rows[gpu_tokens:]
+    held = dequantize(quantize(mine.reshape(-1, rows.shape[2]), dtype)).reshape(mine.shape)
+    return np.concatenate([rows[:gpu_tokens], held])
 
 
 def _heads(inputs: Inputs, head: int) -> slice:

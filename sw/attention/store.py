@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy.typing as npt
 
-from plora.hw.defs.config import DOT_LANES, NdpConfig
-from plora.hw.defs.descriptor import DType
+from plora.hw.defs.config import NdpConfig
+from plora.hw.defs.descriptor import MAX_OPERAND_BYTES, DType
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.legality import kept_column_limit
 from plora.hw.defs.packing import ceil_div
 from plora.hw.defs.queue import NO_EXPONENTS
 from plora.sw.attention.attend import Attended, Attending, HeadPlace, Queries, begin
-from plora.sw.attention.layout import KvLayout, token_granule, widest_tile
+from plora.sw.attention.layout import KvLayout, array_type, host_dtype, token_granule
 from plora.sw.attention.merge import Partial
-from plora.sw.matrix import ARRAY_TYPES
 from plora.sw.memory import Region
 from plora.sw.scaling import AttentionScaling, attention_scaling, largest_magnitude
 from plora.sw.session import Session
@@ -53,7 +52,8 @@ class KvStore:
         tile_tokens: tokens for which memory is taken at a time, on each device and for each head
             (default: as many as one descriptor covers, `plora.sw.attention.layout`).
         name: of the sequence, for messages.
-        dtype: of keys, values and queries; BF16 as bit patterns (``numpy.uint16``).
+        dtype: of keys and values in the devices; BF16 as bit patterns (``numpy.uint16``), queries too. What INT8 and
+            INT4 hold comes as FP16 and is rounded token by token (`plora.sim.golden.integers.quantize`).
 
     Raises:
         UserError: no device, or a size that the devices do not take.
@@ -80,7 +80,7 @@ class KvStore:
         """Largest magnitudes of the BF16 keys and values that a layer ever had."""
         self._tile_tokens = tile_tokens
         self._devices = tuple(devices)
-        self._layouts = tuple(_layout(session, head_dim, tile_tokens) for session in devices)
+        self._layouts = tuple(_layout(session, head_dim, tile_tokens, dtype) for session in devices)
         self._tokens = [0] * layers
         self._heads = [[[_Head() for _ in devices] for _ in range(kv_heads)] for _ in range(layers)]
 
@@ -117,11 +117,11 @@ class KvStore:
         """
         wanted = (self.kv_heads, self.head_dim)
         for what, array in (("keys", keys), ("values", values)):
-            right_type = array.dtype == ARRAY_TYPES[self.dtype]
+            right_type = array.dtype == array_type(self.dtype)
             if not right_type or array.ndim != 3 or array.shape[1:] != wanted or len(array) != len(keys):
                 raise UserError(
                     f"KV cache of {self.name}: {what} are a {array.dtype} array of shape {array.shape}; give"
-                    f" {self.dtype.name} of shape ({len(keys)}, {self.kv_heads}, {self.head_dim})"
+                    f" {host_dtype(self.dtype).name} of shape ({len(keys)}, {self.kv_heads}, {self.head_dim})"
                 )
         if not len(keys):
             return
@@ -243,10 +243,10 @@ class KvStore:
             UserError: another shape or type of q.
             DeviceError: a device failed.
         """
-        right_type = q.dtype == ARRAY_TYPES[self.dtype]
+        right_type = q.dtype == array_type(self.dtype)
         if not right_type or q.ndim != 2 or q.shape[1] != self.head_dim or not len(q) or len(q) % self.kv_heads:
             raise UserError(
-                f"queries are a {q.dtype} array of shape {q.shape}; give {self.dtype.name} of shape"
+                f"queries are a {q.dtype} array of shape {q.shape}; give {host_dtype(self.dtype).name} of shape"
                 f" (n * {self.kv_heads}, {self.head_dim})"
             )
         places = [
@@ -261,7 +261,7 @@ class KvStore:
         return begin(places, Queries(q, self.dtype, self.scaling(q, scale, layer)))
 
     def scaling(self, q: npt.NDArray[Any], scale: int, layer: int = 0) -> AttentionScaling:
-        """How queries ``q`` and the cache are scaled on the devices: not at all if they are FP16."""
+        """How queries ``q`` and the cache are scaled on the devices: not at all unless they are BF16."""
         if self.dtype == DType.BF16:
             return attention_scaling(q, *self._largest[layer], scale)
         return AttentionScaling(NO_EXPONENTS, NO_EXPONENTS, scale)
@@ -273,14 +273,13 @@ class KvStore:
         return self.begin(q, scale, layer).finish(others)
 
 
-def _layout(session: Session, head_dim: int, tile_tokens: int | None) -> KvLayout:
+def _layout(session: Session, head_dim: int, tile_tokens: int | None, dtype: DType) -> KvLayout:
     config = session.driver.config
-    granule = token_granule(config, head_dim) if head_dim > 0 else 1
-    smallest = KvLayout(config, head_dim, granule)  # says what is wrong with head_dim
+    granule = token_granule(config, head_dim, dtype) if head_dim > 0 else 1
+    smallest = KvLayout(config, head_dim, granule, dtype)  # says what is wrong with head_dim
     if tile_tokens is None:
         # One descriptor for the keys, one for the values, and no more than a chain can keep terms of.
-        key_stripes = ceil_div(smallest.keys.beats * DOT_LANES, smallest.keys.group_rows)
-        widest = widest_tile(config, head_dim) // max(key_stripes, smallest.value_groups)
-        most = min(widest, kept_column_limit(config, 1, softmax=True))
+        of_values = MAX_OPERAND_BYTES // (smallest.value_groups * smallest.value_stride * config.stripe_bytes) * granule
+        most = min(smallest.most_keys, of_values, kept_column_limit(config, 1, softmax=True))
         tile_tokens = max(granule, most // granule * granule)
-    return KvLayout(config, head_dim, tile_tokens)
+    return KvLayout(config, head_dim, tile_tokens, dtype)

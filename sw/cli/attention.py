@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SUMMARY = "run decode attention over a KV cache on device models or the RTL and compare the bits"
 
 EXIT_MISMATCH = 1
+KV_DTYPES = ("fp16", "int8", "int4")
 MAX_DEVICES, MAX_HEADS, MAX_TOKENS, MAX_STEPS = 64, 1024, 1 << 20, 4096
 
 _EPILOG = """\
@@ -28,6 +29,10 @@ partial result with its anchors; the host merges them, with those of tokens that
   plora attention --model llama3-8b --tokens 2048 --devices 4 --preset full
   plora attention --heads 8 --kv-heads 2 --head-dim 64 --tokens 100 --steps 3 --device rtl --json
   plora attention --input qkv.npz --gpu-tokens 32
+  plora attention --kv-dtype int8 --tokens 1000
+
+With --kv-dtype int8 or int4 the devices hold keys and values as integers with a scale a token; the error and its bound
+are those of attention over them, and one column more has the error with the keys and values that were given.
 
 --input is a .npz or a safetensors file with q (heads, head_dim) or (steps, heads, head_dim), and k and v (tokens,
 kv_heads, head_dim).
@@ -58,11 +63,15 @@ def configure(parser: CommandParser) -> None:
     parser.add_argument(
         "--tile-tokens", type=int, default=None, help="tokens for which memory is taken at a time (default: the most)"
     )
+    parser.add_argument(
+        "--kv-dtype", choices=KV_DTYPES, default="fp16", help="type of keys and values on the devices (default: fp16)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of q, k, v and of the RTL's timing (default: 0)")
 
 
 def run(args: argparse.Namespace) -> Result:
     """Place the cache, run the steps, compare and report."""
+    from plora.hw.defs.descriptor import DType
     from plora.hw.defs.queue import ordinary_softmax_scale, softmax_scale_value
     from plora.sw.attention.run import decode
     from plora.sw.session import open_session
@@ -82,7 +91,14 @@ def run(args: argparse.Namespace) -> Result:
             port, memory_bytes = _open_device(args.device, config, args.seed + device, stack)
             sessions.append(open_session(port, memory_bytes=memory_bytes))
         reports = []
-        running = decode(sessions, inputs, scale, gpu_tokens=args.gpu_tokens, tile_tokens=args.tile_tokens)
+        running = decode(
+            sessions,
+            inputs,
+            scale,
+            gpu_tokens=args.gpu_tokens,
+            tile_tokens=args.tile_tokens,
+            kv_dtype=DType[args.kv_dtype.upper()],
+        )
         for report in running:
             reports.append(report)
         memory = sum(
@@ -104,6 +120,7 @@ def run(args: argparse.Namespace) -> Result:
         "head_dim": head_dim,
         "tokens": tokens,
         "gpu_tokens": args.gpu_tokens,
+        "kv_dtype": args.kv_dtype,
         "seed": args.seed,
         "softmax_scale": softmax_scale_value(scale),
         "match": all(report.match for report in reports),
@@ -179,6 +196,7 @@ def _step_data(report: StepReport, timed: bool) -> dict[str, Any]:
         "max_abs_error": report.max_abs_error,
         "error_bound": report.bound,
         "within_bound": report.within_bound,
+        "rounding_error": report.rounding_error,
         "max_abs_output": report.largest,
         "partial_results": len(attended.parts),
         "descriptors": attended.descriptors,
@@ -195,6 +213,9 @@ def _text(
     args: argparse.Namespace, config: NdpConfig, inputs: Inputs, reports: Sequence[StepReport], timed: bool
 ) -> str:
     head = ["tokens", "chains", "descriptors", "link bytes", "error vs float64", "bound", "match"]
+    rounds = args.kv_dtype != "fp16"
+    if rounds:
+        head.insert(6, f"error of {args.kv_dtype.upper()}")
     rows = [[*head[:4], "core cycles", *head[4:]] if timed else head]
     for report in reports:
         row = [
@@ -206,6 +227,8 @@ def _text(
             f"{report.bound:.1e}",
             "yes" if report.match and report.within_bound else "NO",
         ]
+        if rounds:
+            row.insert(6, f"{report.rounding_error:.1e}")
         if timed:
             row.insert(4, "/".join(str(cycles) for cycles in report.attended.cycles))
         rows.append(row)

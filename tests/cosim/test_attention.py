@@ -12,18 +12,24 @@ import numpy as np
 import pytest
 
 from plora.hw.defs.config import PE_ROWS, preset
-from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
+from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
 from plora.hw.defs.legality import kept_column_limit
-from plora.hw.defs.packing import ceil_div, pack_geometry, pack_geometry_transposed
+from plora.hw.defs.packing import (
+    INTEGER_MIN_COLUMNS,
+    ceil_div,
+    expansion_log2,
+    pack_geometry,
+    pack_geometry_transposed,
+)
 from plora.hw.defs.queue import ordinary_softmax_scale, softmax_scale
 from plora.hw.defs.status import Status
-from plora.sim.functional.layout import pack_operand, pack_transposed
+from plora.sim.functional.layout import pack_operand, pack_transposed, pack_transposed_integers
 from plora.sw.attention import KvStore
 from plora.sw.cli import main
 from plora.sw.queue_pair import Request, Ticket
 from plora.sw.session import Session
 from plora.sw.tiling import SlotSizes
-from tests.cosim.test_same_bytes import CALM, DEPTH, ROUGH, Stream, both, inject, values
+from tests.cosim.test_same_bytes import CALM, DEPTH, ROUGH, Stream, both, inject, integers, values
 
 TINY = preset("tiny")
 
@@ -60,10 +66,15 @@ class AttentionStream(Stream):
         while sum(tiles) > kept_column_limit(TINY, ceil_div(b, PE_ROWS), softmax=True):
             tiles.pop(0)
         scale = softmax_scale(rng.choice([1.0, 0.2, 0.01, 2.0**-20]))
+        # Of either type alone or of both; FP16 patterns are BF16 by turns.
+        of_keys: dict[str, int] = {}
+        if dims >= INTEGER_MIN_COLUMNS and rng.random() < 0.5:
+            of_keys = {"dtype": rng.choice([DType.INT8, DType.INT4])}
+        self.value_dtype = rng.choice([DType.FP16, DType.INT8, DType.INT4])
         requests = []
         for index, tokens in enumerate(tiles):
             flags = {"source": Source.CHAIN, "keep": Keep.APPEND} if index else {"keep": Keep.NEW}
-            requests.append(self.product(tokens, dims, b, chain=1, op=Op.SOFTMAX, **flags))
+            requests.append(self.product(tokens, dims, b, chain=1, op=Op.SOFTMAX, **flags, **of_keys))
         requests = [replace(request, softmax_scale=scale) for request in requests]
         weighed = self.weigh(tiles, b, rng.choice([1, 4, 5, 16, 33, 64]))
         if rng.random() < self.fault_rate / 2:
@@ -86,13 +97,17 @@ class AttentionStream(Stream):
 
     def values_of(self, tokens: int, dims: int, b: int, **fields: int) -> Request:
         """A request over new values, in a tile with room for more tokens."""
-        config = self.session.driver.config
-        g = pack_geometry_transposed(config, dims, tokens)
-        data = pack_transposed(values(self.rng, tokens, dims), config, g.beats + self.rng.randint(0, 3))
+        config, dtype = self.session.driver.config, self.value_dtype
+        stride = pack_geometry_transposed(config, dims, tokens, dtype).group_stripes + self.rng.randint(0, 3)
+        if expansion_log2(dtype):
+            data = pack_transposed_integers(integers(self.rng, tokens, dims, dtype), config, dtype, stride)
+        else:
+            data = pack_transposed(values(self.rng, tokens, dims), config, stride)
         region = self.session.allocator.allocate(len(data), "values")
         self.session.driver.load(region.address, data)
         d = Descriptor(
             op=Op.GEMV if b == 1 else Op.GEMM,
+            dtype=dtype,
             source=Source.KEPT,
             transpose=1,
             device_address=region.address,
@@ -115,6 +130,8 @@ def test_random_legal_streams(seed: int, manners: dict[str, Any]) -> None:
     assert sum(ticket.anchors is not None for ticket in tickets) > 8
     assert any(ticket.request.descriptor.transpose and ticket.request.descriptor.acc_in for ticket in tickets)
     assert any(ticket.request.descriptor.source == Source.PREVIOUS for ticket in tickets)
+    kinds = {(bool(expansion_log2(d.dtype)), d.transpose) for d in (ticket.request.descriptor for ticket in tickets)}
+    assert kinds == {(False, 0), (False, 1), (True, 0), (True, 1)}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -133,12 +150,14 @@ def test_a_cache_that_grows_while_it_is_attended_to(manners: dict[str, Any]) -> 
 
     def scenario(session: Session) -> list[Ticket]:
         rng = random.Random(6)
-        for head_dim, kv_heads, group, tile_tokens, prefill in [
-            (64, 2, 3, 32, 70),
-            (40, 1, 5, 128, 30),
-            (16, 2, 1, 64, 1),
+        for head_dim, kv_heads, group, tile_tokens, prefill, dtype in [
+            (64, 2, 3, 32, 70, DType.FP16),
+            (40, 1, 5, 128, 30, DType.FP16),
+            (16, 2, 1, 64, 1, DType.FP16),
+            (40, 1, 3, 128, 126, DType.INT8),
+            (64, 1, 1, 256, 127, DType.INT4),
         ]:
-            store = KvStore([session], head_dim=head_dim, kv_heads=kv_heads, tile_tokens=tile_tokens)
+            store = KvStore([session], head_dim=head_dim, kv_heads=kv_heads, tile_tokens=tile_tokens, dtype=dtype)
             for step in range(4):
                 count = prefill if step == 0 else 1
                 keys, weights = (values(rng, count * kv_heads, head_dim) for _ in range(2))
@@ -195,7 +214,10 @@ def test_bad_memory_behind_a_head(where: str) -> None:
     assert [ticket.status for ticket in tickets] == expected[where]
 
 
-def test_the_command_finds_the_golden_bits_on_several_rtl_devices(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kv_dtype", ["fp16", "int8", "int4"])
+def test_the_command_finds_the_golden_bits_on_several_rtl_devices(
+    capsys: pytest.CaptureFixture[str], kv_dtype: str
+) -> None:
     shape = [
         "--heads",
         "6",
@@ -210,7 +232,19 @@ def test_the_command_finds_the_golden_bits_on_several_rtl_devices(capsys: pytest
         "--gpu-tokens",
         "9",
     ]
-    arguments = ["attention", *shape, "--device", "rtl", "--preset", "tiny", "--devices", "2", "--json"]
+    arguments = [
+        "attention",
+        *shape,
+        "--device",
+        "rtl",
+        "--preset",
+        "tiny",
+        "--devices",
+        "2",
+        "--kv-dtype",
+        kv_dtype,
+        "--json",
+    ]
     assert main(arguments) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["match"] is True and data["within_bound"] is True

@@ -18,12 +18,14 @@ import pytest
 from plora.hw.cosim.device import ResponseOrder, RtlDevice
 from plora.hw.defs.config import NdpConfig, preset
 from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
-from plora.hw.defs.packing import pack_geometry
+from plora.hw.defs.integers import INTEGER_BITS
+from plora.hw.defs.packing import expansion_log2, pack_geometry
 from plora.hw.defs.queue import LINE_BYTES, MAX_OPERAND_EXPONENT, NO_EXPONENTS, Completion, Exponents
 from plora.hw.defs.registers import queue_offset
 from plora.hw.defs.status import Status
 from plora.sim.functional import FunctionalDevice
-from plora.sim.functional.layout import Matrix, pack_operand
+from plora.sim.functional.layout import Matrix, pack_integers, pack_operand
+from plora.sim.golden.integers import Quantized
 from plora.sw.matrix import PlacedMatrix, multiply, multiply_twice, store_matrix
 from plora.sw.queue_pair import Request, Ticket
 from plora.sw.session import Session, open_session
@@ -111,6 +113,14 @@ def values(rng: random.Random, rows: int, columns: int) -> Matrix:
     return bits.view(np.float16)
 
 
+def integers(rng: random.Random, tokens: int, columns: int, dtype: int) -> Quantized:
+    """Integers with scales of widely differing size, in one matrix of four with a few that are no numbers."""
+    generator = np.random.default_rng(rng.getrandbits(32))
+    reach = 1 << INTEGER_BITS[dtype] - 1
+    scales = generator.integers(0, 0xA0 if rng.random() < 0.75 else 0x100, tokens).astype(np.uint8)
+    return Quantized(generator.integers(-reach, reach, (tokens, columns)).astype(np.int8), scales)
+
+
 class Stream:
     """Random requests: legal ones of any shape, chains of every kind, and some with a fault."""
 
@@ -121,14 +131,17 @@ class Stream:
 
     def product(self, n: int, k: int, b: int, **fields: int) -> Request:
         """A request with a new device operand, and a GPU operand where it takes one from its slot."""
-        config = self.session.driver.config
-        data = pack_operand(values(self.rng, n, k), config)
+        config, dtype = self.session.driver.config, fields.get("dtype", DType.FP16)
+        if expansion_log2(dtype):
+            data = pack_integers(integers(self.rng, n, k, dtype), config, dtype)
+        else:
+            data = pack_operand(values(self.rng, n, k), config)
         region = self.session.allocator.allocate(len(data), "operand")
         self.session.driver.load(region.address, data)
         d = Descriptor(
             op=Op.GEMV if b == 1 else Op.GEMM,
             device_address=region.address,
-            device_bytes=pack_geometry(config, n, k).packed_bytes,
+            device_bytes=pack_geometry(config, n, k, dtype).packed_bytes,
             device_rows=n,
             device_columns=k,
             gpu_bytes=2 * b * k,
@@ -137,7 +150,7 @@ class Stream:
         )
         # The same patterns are other values in BF16: of all sizes, with exponents to match.
         exponents = NO_EXPONENTS
-        if self.rng.random() < 0.3:
+        if "dtype" not in fields and self.rng.random() < 0.3:
             fields["dtype"] = DType.BF16
             most = MAX_OPERAND_EXPONENT + (self.rng.random() < self.fault_rate)
             exponents = Exponents(*(self.rng.choice([0, 2, -3, 5, most]) for _ in range(3)))

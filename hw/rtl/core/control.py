@@ -151,7 +151,7 @@ class ControlUnit(wiring.Component):
             weights.input.valid.eq(loader.output.valid & loader.output.ready),
             weights.input.payload.address.eq(placed.work.weights_address),
             weights.input.payload.stripes.eq(placed.work.stripes),
-            weights.input.payload.beats.eq(placed.work.beats),
+            weights.input.payload.group.eq(placed.work.group_stripes),
             weights.input.payload.skip.eq(placed.work.skip),
             weights.input.payload.held.eq(placed.work.pairs > 1),
             weights.input.payload.slot.eq(placed.slot),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import C, Cat, Module, Mux, Signal, Value
+from amaranth.hdl import C, Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -27,6 +27,7 @@ from plora.hw.defs.queue import (
 )
 from plora.hw.defs.status import CHECK_ORDER, Status
 from plora.hw.rtl.core.divider import SequentialDivider
+from plora.hw.rtl.core.expander import MAX_EXPANSION
 from plora.hw.rtl.core.geometry import ADDRESS_BITS, DIMENSION_BITS, WORD_VALUES_LOG2, geometry, geometry_layout, log2
 from plora.hw.rtl.core.job import (
     SCALE_IGNORED_BITS,
@@ -69,7 +70,8 @@ def chain_state_layout(config: NdpConfig) -> data.StructLayout:
 products_layout = data.StructLayout(
     {name: 2 * DIMENSION_BITS for name in ("operand_values", "operand_stripes", "result_words", "stripes")}
 )
-"""Values of the GPU operand, stripes of it, words of the result, stripes of the device operand."""
+"""Values of the GPU operand, stripes of it, words of the result, stripes of the device operand; of keys that are
+integers beats."""
 
 
 class Decoder(wiring.Component):
@@ -125,7 +127,7 @@ class Decoder(wiring.Component):
             "operand_values": (d.device_columns, d.gpu_rows),
             "operand_stripes": (found.row_stripes, d.gpu_rows),
             "result_words": (found.row_words, d.gpu_rows),
-            "stripes": (found.beats, found.groups),
+            "stripes": (Mux(found.key_frames != 0, found.beats, found.group_stripes), found.groups),
         }.items():
             m.submodules[f"multiply_{name}"] = multiplier = SequentialMultiplier(DIMENSION_BITS)
             m.d.comb += [
@@ -143,6 +145,11 @@ class Decoder(wiring.Component):
             divider.divisor.eq(found.groups),
             divider.start.eq(start),
         ]
+
+        # Beats of an operand as large as this one says that it is, at most: those before the last stripe's end.
+        stated = Signal(signed(stripe_count_bits(config) + MAX_EXPANSION + 1))
+        stated_stripes = d.device_bytes >> log2(config.stripe_bytes)
+        m.d.sync += stated.eq((stated_stripes - found.key_frames) << found.expansion)
 
         # What the descriptor before this one left, and what this one finds.
         left = Signal(chain_state_layout(config))
@@ -162,7 +169,7 @@ class Decoder(wiring.Component):
         status = Signal(STATUS_BITS, reset_less=True)
         verdict = Signal()
         m.d.comb += verdict.eq(fetched.verdict != Status.OK)
-        m.d.sync += faults.eq(self._faults(fetched, found, products, divider, chain))
+        m.d.sync += faults.eq(self._faults(fetched, found, products, divider, chain, stated))
 
         with m.FSM():
             with m.State("GEOMETRY"):
@@ -216,10 +223,13 @@ class Decoder(wiring.Component):
             work.pairs.eq(found.pairs),
             work.single.eq(d.gpu_rows[0]),
             work.weights_address.eq(d.device_address >> log2(config.stripe_bytes)),
-            work.stripes.eq(products.stripes),
+            # A legal operand that does not lie in groups apart has as many stripes as it says.
+            work.stripes.eq(Mux(d.transpose, products.stripes, stated_stripes)),
             work.groups.eq(found.groups),
             work.beats.eq(found.beats),
-            work.skip.eq(Mux(d.transpose, divider.quotient - found.beats, 0)),
+            work.expansion.eq(found.expansion),
+            work.group_stripes.eq(found.group_stripes),
+            work.skip.eq(Mux(d.transpose, divider.quotient - found.group_stripes, 0)),
             work.tap.eq(found.taps_log2),
             work.split_log2.eq(found.split_log2),
             work.tail.eq(found.tail),
@@ -249,7 +259,13 @@ class Decoder(wiring.Component):
         return m
 
     def _faults(
-        self, fetched: data.View, g: data.View, products: data.View, divider: SequentialDivider, chain: data.View
+        self,
+        fetched: data.View,
+        g: data.View,
+        products: data.View,
+        divider: SequentialDivider,
+        chain: data.View,
+        stated: Value,
     ) -> Value:
         """One bit for every status code: `check`, with all its conditions side by side."""
         config = self._config
@@ -263,8 +279,12 @@ class Decoder(wiring.Component):
         # An odd number of rows occupies the space of one more.
         padded_stripes = products.operand_stripes + Mux(b[0], g.row_stripes, 0)
         padded_words = products.result_words + Mux(b[0], g.row_words, 0)
-        packed_bytes = products.stripes << stripe_log2
-        apart = (d.device_bytes[:stripe_log2] == 0) & (divider.remainder == 0) & (divider.quotient >= g.beats)
+        integers = g.expansion != 0
+        # All beats lie in the stripes that are stated, and fewer are left over than share a stripe.
+        spare = stated - products.stripes
+        whole_stripes = d.device_bytes[:stripe_log2] == 0
+        packed = whole_stripes & (spare >> g.expansion == 0)
+        apart = whole_stripes & (divider.remainder == 0) & (divider.quotient >= g.group_stripes)
         operand_end = (products.operand_stripes << stripe_log2) + operand_offset(config)
         result_end = (products.result_words << word_log2) + RESULT_OFFSET
         scale_exponent = fetched.scale[FP32_FRACTION_BITS:]  # with the sign on top: beyond the largest if negative
@@ -297,7 +317,7 @@ class Decoder(wiring.Component):
         conditions: dict[Status, Value] = {
             Status.BAD_TYPE: d.type != Type.READ_COMPUTE,
             Status.BAD_OP: (d.op != Op.GEMV) & (d.op != Op.GEMM) & ~softmax,
-            Status.BAD_DTYPE: (d.dtype != DType.FP16) & (d.dtype != DType.BF16),
+            Status.BAD_DTYPE: (d.dtype > max(DType)) | ((d.dtype > DType.BF16) & ~softmax & ~d.transpose),
             Status.BAD_FLAGS: (d.keep > Keep.APPEND)
             | (held & ~d.chain)
             | (keeps & d.acc_out)
@@ -313,9 +333,10 @@ class Decoder(wiring.Component):
             | (softmax & (b > SOFTMAX_MAX_ROWS))
             | (~d.transpose & (from_kept | softmax) & (k > KEPT_MAX_VALUES))
             | (d.transpose & (n > KEPT_MAX_VALUES))
+            | (integers & (g.taps_log2 != 0))
             | ((d.acc_in | d.acc_out) & ((g.pairs > 1) | (g.groups > 1) | (g.taps_log2 != 0))),
             Status.SIZE_MISMATCH: (d.gpu_bytes != products.operand_values << log2(VALUE_BYTES))
-            | Mux(d.transpose, ~apart, d.device_bytes != packed_bytes),
+            | Mux(d.transpose, ~apart, ~packed),
             Status.MISALIGNED: d.device_address[:stripe_log2] != 0,
             Status.OUT_OF_WINDOW: ~g.above_base
             | ~g.limit_exists
@@ -328,7 +349,7 @@ class Decoder(wiring.Component):
                 n > g.kept_limit,
                 ~d.acc_out & (padded_words > PE_ROWS * config.result_half_words),
             ),
-            Status.WEIGHTS_TOO_LARGE: (g.pairs > 1) & (g.beats > config.dram_buffer_stripes),
+            Status.WEIGHTS_TOO_LARGE: (g.pairs > 1) & (g.group_stripes > config.dram_buffer_stripes),
             Status.SLOT_OVERFLOW: (from_slot & (operand_end > 1 << fetched.submission_slot_log2))
             | (~held & (result_end > 1 << fetched.result_slot_log2)),
             Status.BAD_SCALE: (

@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 from plora.hw.build.platform import add_shared
 from plora.hw.defs.config import PE_ROWS, WORD_VALUES, NdpConfig
 from plora.hw.rtl.core.dram_buffer import position_bits
+from plora.hw.rtl.core.expander import EXPANSION_BITS, WordExpander
 from plora.hw.rtl.core.job import channel_bits, result_tag_bits
 from plora.hw.rtl.core.output_buffer import word_anchors_layout
 from plora.hw.rtl.core.spreader import OperandSpreader, expand_parts, repeat_for_taps
@@ -32,6 +33,10 @@ def beat_control_layout(config: NdpConfig) -> data.StructLayout:
     ==================  ================================================================================
     weights_position    stripe of the DRAM buffer
     weights_last_use    no later beat needs that stripe
+    weights_read        it is not what the DRAM buffer shows after the beat before
+    scales              no beat for the array: the stripe holds scales
+    scales_step         the beat is the last that needs its scales
+    expansion, sub      see `plora.hw.rtl.core.expander.WordExpander`
     from_kept           the operand words come from the kept intermediate
     part                number of the operand word for part 0 within its stripe; a multiple of the parts
     partial             only ``tail`` values of K remain for this beat
@@ -44,6 +49,11 @@ def beat_control_layout(config: NdpConfig) -> data.StructLayout:
         {
             "weights_position": position_bits(config),
             "weights_last_use": 1,
+            "weights_read": 1,
+            "scales": 1,
+            "scales_step": 1,
+            "expansion": EXPANSION_BITS,
+            "sub": EXPANSION_BITS,
             "from_kept": 1,
             "part": max(1, channel_bits(config)),
             "partial": 1,
@@ -68,25 +78,25 @@ class BeatFeeder(wiring.Component):
     """Two stages between a beat's issue and the array, a third one for the scaling of softmax terms::
 
         control --> [control] ------------------------------> [beat: operands, mask, rest] --> array
-                        |                                          ^                             ^
-                        +---------> weights are read --------------|-----------------------------+
-        operand read ---> stripes, kept ------------------> spread, masked
-                                    half of kept --> [scaled] --^
+        operand read ---> stripes, kept ------------------> spread, masked --^
+                                    half of kept --> [scaled] --^            |
+        weights read -----------> stripe ------------------> [expanded] -----+
 
-    When ``control`` is taken, the beat's operand is read; in the next cycle its words stand at the
-    buffers' outputs and are spread (`OperandSpreader`) into registers. The weights need no such step: they are
-    read one cycle later and go to the array as the DRAM buffer shows them. The mask covers values
-    beyond K: nothing that lies in a buffer or in memory after them is ever multiplied.
+    When ``control`` is taken, the beat's operand and weights are read; in the next cycle they stand at the
+    buffers' outputs and are spread (`OperandSpreader`) and expanded (`WordExpander`) into registers. The mask covers
+    values beyond K: nothing that lies in a buffer or in memory after them is ever multiplied.
 
     The 16 softmax terms of a token-wise beat are brought from their own anchors to the last ones of their
     rows (`PScaler`) before they are spread: to both dot units of all channels. Such a beat comes to the array
-    `PScaler.LATENCY` cycles later, and a beat of another kind waits until none is being scaled.
+    `PScaler.LATENCY` cycles later, its weights are read so much later, and a beat of another kind waits until none is
+    being scaled; then its weights are read as the last of those moves on. Scales of integers take the way of their
+    beats, and end in the expanders.
 
     Ports:
         control: beats in order; when one is taken, its operand must be read at the same edge, and the
             buffers' outputs must stand until the next is taken.
         weights_position, weights_enable: read of the DRAM buffer, whose output must stand until the next.
-        weights_freed: that read was the last of its stripe.
+        weights_freed: a stripe was used for the last time.
         weights: stripe from the DRAM buffer.
         stripes: both rows' stripe from the input buffer.
         kept, anchors: both rows' word from the kept part of the output buffer, and the anchors beside it.
@@ -137,10 +147,7 @@ class BeatFeeder(wiring.Component):
             control.eq(Mux(busy[-1], scaling[-1], shown)),
             goes.eq(busy[-1] | direct),
             self.control.ready.eq(~waiting | leaves),
-            self.weights_position.eq(control.weights_position),
-            self.weights_enable.eq(goes & advance),
             self.weights_freed.eq(goes & advance & control.weights_last_use),
-            beat.weights.eq(self.weights),
         ]
         with m.If(self.control.ready):
             m.d.sync += [waiting.eq(self.control.valid), shown.eq(self.control.payload)]
@@ -149,7 +156,40 @@ class BeatFeeder(wiring.Component):
             for stage, before in zip(scaling, [shown, *scaling], strict=False):
                 m.d.sync += stage.eq(before)
         with m.If(advance):
-            m.d.sync += self.beats.valid.eq(goes)
+            m.d.sync += self.beats.valid.eq(goes & ~control.scales)
+
+        # The weights of the beat that goes next must stand then: read as it comes to where it goes from.
+        before_last = scaling[-2]
+        still_scaled = Mux(scale, Cat(waiting & shown.token_wise, busy[:-1]), busy).any()
+        taken = self.control.payload
+        with m.If(busy[-2] & scale):
+            m.d.comb += [
+                self.weights_position.eq(before_last.weights_position),
+                self.weights_enable.eq(before_last.weights_read),
+            ]
+        with m.Elif(self.control.ready):
+            m.d.comb += [
+                self.weights_position.eq(taken.weights_position),
+                self.weights_enable.eq(self.control.valid & ~taken.token_wise & ~still_scaled & taken.weights_read),
+            ]
+        with m.Else():
+            m.d.comb += [
+                self.weights_position.eq(shown.weights_position),
+                self.weights_enable.eq(~shown.token_wise & busy.any() & ~still_scaled & shown.weights_read),
+            ]
+        for channel in channels:
+            expander = WordExpander(self._config)
+            add_shared(m, platform, f"expander_{channel}", f"word_expander_{self._config.channels}", expander)
+            m.d.comb += [
+                expander.data.eq(self.weights[channel]),
+                expander.enable.eq(goes & advance),
+                expander.scales.eq(control.scales),
+                expander.expansion.eq(control.expansion),
+                expander.sub.eq(control.sub),
+                expander.token_wise.eq(control.token_wise),
+                expander.step.eq(control.scales_step),
+                beat.weights[channel].eq(expander.expanded),
+            ]
 
         masks = expand_parts(m, self._part_masks(m, control), control.split_log2, "mask")
         for channel in channels:

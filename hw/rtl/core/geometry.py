@@ -17,6 +17,9 @@ from plora.hw.defs.config import (
     NdpConfig,
 )
 from plora.hw.defs.descriptor import Op, field
+from plora.hw.defs.integers import INTEGER_BITS
+from plora.hw.defs.packing import FRAME_SCALES, expansion_log2
+from plora.hw.rtl.core.expander import EXPANSION_BITS
 from plora.hw.rtl.core.job import channel_bits, max_group_rows
 from plora.hw.rtl.pe.array import TAP_BITS, split_bits
 
@@ -36,8 +39,10 @@ def log2(power: int) -> int:
 def geometry_layout(config: NdpConfig) -> data.StructLayout:
     """What follows from the dimensions and the window without a product. Terms of `plora.hw.defs.packing`.
 
-    ``room`` is the signed distance from the operand's address to the end of the window, ``kept_limit`` the
-    most columns that the result may have as a kept intermediate.
+    ``group_stripes`` are those of a group in memory, 0 for keys that are integers, whose groups may begin within a
+    stripe; ``key_frames`` are the frames of such keys, 0 for all else. ``room`` is the signed distance from the
+    operand's address to the end of the window, ``kept_limit`` the most columns that the result may have as a kept
+    intermediate.
     """
     rows = unsigned(max_group_rows(config).bit_length())
     return data.StructLayout(
@@ -46,6 +51,9 @@ def geometry_layout(config: NdpConfig) -> data.StructLayout:
             "split_log2": split_bits(config),
             "groups": DIMENSION_BITS,
             "beats": DIMENSION_BITS,
+            "expansion": EXPANSION_BITS,
+            "group_stripes": DIMENSION_BITS,
+            "key_frames": DIMENSION_BITS,
             "tail": (WORD_VALUES * config.channels).bit_length(),
             "group_rows": rows,
             "last_rows": rows,
@@ -73,6 +81,9 @@ def geometry(m: Module, config: NdpConfig, fetched: data.View) -> data.View:
     last_row, last_column = Signal(DIMENSION_BITS), Signal(DIMENSION_BITS)
     rows_log2 = Signal(range(channels_log2 + MAX_TAPS_LOG2 + 1))
     columns_log2 = Signal(range(WORD_VALUES_LOG2 + channels_log2 + 1))
+    # Apart from ``g``, which tools would take for feeding itself.
+    expansion, frames = Signal(EXPANSION_BITS), Signal(DIMENSION_BITS)
+    integers = expansion.any()
     m.d.comb += [
         last_row.eq(n - 1),
         last_column.eq(k - 1),
@@ -81,6 +92,10 @@ def geometry(m: Module, config: NdpConfig, fetched: data.View) -> data.View:
         columns_log2.eq(WORD_VALUES_LOG2 - Mux(d.transpose, log2(DOTS_PER_WORD), g.taps_log2 - g.split_log2)),
         g.groups.eq((last_row >> rows_log2) + 1),
         g.beats.eq((last_column >> columns_log2) + 1),
+        # Frames lie in front of as many tokens as a word of every channel has scales of.
+        frames.eq((Mux(d.transpose, last_column, last_row) >> log2(FRAME_SCALES) + channels_log2) + 1),
+        g.expansion.eq(expansion),
+        g.key_frames.eq(Mux(integers & ~d.transpose, frames, 0)),
         g.tail.eq((last_column & ((1 << columns_log2) - 1)) + 1),
         g.group_rows.eq(1 << rows_log2),
         g.last_rows.eq((last_row & ((1 << rows_log2) - 1)) + 1),
@@ -97,6 +112,13 @@ def geometry(m: Module, config: NdpConfig, fetched: data.View) -> data.View:
         g.above_base.eq(d.device_address >= fetched.base),
         g.limit_exists.eq(fetched.limit <= 1 << config.dpa_bits),
     ]
+    for dtype in INTEGER_BITS:
+        with m.If(d.dtype == dtype):
+            m.d.comb += expansion.eq(expansion_log2(dtype))
+    with m.If(~integers):
+        m.d.comb += g.group_stripes.eq((last_column >> columns_log2) + 1)
+    with m.Elif(d.transpose):
+        m.d.comb += g.group_stripes.eq((last_column >> log2(DOT_LANES) + expansion) + 1 + frames)
     if not channels_log2:
         # Said, or the Verilog has a block without inputs, which Verilator refuses.
         m.d.comb += g.split_log2.eq(k[:1] & 0)

@@ -23,6 +23,7 @@ from plora.hw.defs.config import (
 )
 from plora.hw.defs.descriptor import MAX_OPERAND_BYTES
 from plora.hw.defs.packing import ceil_div
+from plora.hw.rtl.core.expander import EXPANSION_BITS, MAX_EXPANSION
 from plora.hw.rtl.interfaces import (
     QUEUE_BITS,
     SCALE_BITS,
@@ -132,7 +133,9 @@ def work_layout(config: NdpConfig) -> data.StructLayout:
     single                1: the last pair has one row
     weights_address       channel-local word of the device operand's first stripe
     stripes               stripes of the device operand
-    groups, beats         row groups, and stripes of each
+    groups, beats         row groups, and beats of each
+    expansion             log2 of the beats that share a stripe, not 0: integers, with stripes of scales
+    group_stripes         stripes of a group; 0: groups may begin within a stripe
     skip                  stripes between one group and the next
     tap, split_log2       see `plora.hw.rtl.pe.array.beat_layout`
     tail                  values of K in a group's last beat, 1 ... lanes of a tap x parts
@@ -153,6 +156,7 @@ def work_layout(config: NdpConfig) -> data.StructLayout:
     ====================  ==============================================================================
     """
     stripes = unsigned(stripe_count_bits(config))
+    beats = unsigned(stripe_count_bits(config) + MAX_EXPANSION)
     rows = unsigned(max_group_rows(config).bit_length())
     return data.StructLayout(
         {
@@ -165,8 +169,10 @@ def work_layout(config: NdpConfig) -> data.StructLayout:
             "single": 1,
             "weights_address": local_address_bits(config),
             "stripes": stripes,
-            "groups": stripes,
-            "beats": stripes,
+            "groups": beats,
+            "beats": beats,
+            "expansion": EXPANSION_BITS,
+            "group_stripes": stripes,
             "skip": stripes,
             "tap": TAP_BITS,
             "split_log2": split_bits(config),

@@ -6,8 +6,10 @@ from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from plora.hw.defs.config import DOTS_PER_WORD, PE_ROWS, WORD_VALUES, NdpConfig
+from plora.hw.defs.config import DOT_LANES, DOTS_PER_WORD, PE_ROWS, WORD_VALUES, NdpConfig
+from plora.hw.defs.packing import FRAME_SCALES, frame_tokens
 from plora.hw.rtl.core.dram_buffer import position_bits
+from plora.hw.rtl.core.expander import EXPANSION_BITS
 from plora.hw.rtl.core.feeder import beat_control_layout
 from plora.hw.rtl.core.job import (
     JOB_SLOT_BITS,
@@ -87,6 +89,15 @@ class BeatSequencer(wiring.Component):
     of a row's last group the row's anchor, need a pause of the array, as do scores, which the softmax unit takes
     row by row.
 
+    Integers, two beats a stripe; of keys a frame holds 64 groups, of values so many beats of one::
+
+        stripe     0 | 1 1 2 | 1 1 2 | 2 3 3 | 2 3 3      keys: a stripe of scales, then groups without gaps
+        beat       S | 0 1 2 | 0 1 2 | 0 1 2 | 0 1 2
+        stripe     0 1 1 2 | 0 1 1 2 | 3 4 4 5 | 3 4 4 5  values: each pass takes the scales again
+        beat       S 0 1 2 | S 0 1 2 | S 0 1 2 | S 0 1 2
+
+    Scales go to the feeder as a beat that the array does not see, and count as a wait for weights.
+
     Ports:
         jobs: taken while no job is being walked through.
         issue: beats.
@@ -127,6 +138,11 @@ class BeatSequencer(wiring.Component):
         with m.If(start):
             m.d.sync += [job.eq(new), active.eq(1)]
 
+        # Integers: what the next stripe holds, and which of the beats that share it comes next.
+        scales, sub = Signal(), Signal(EXPANSION_BITS)
+        beat = Signal()
+        m.d.comb += beat.eq(fire & ~scales)
+
         # The three nested loops: what is left of each, counted down to 0.
         beats_left = Signal.like(work.beats, reset_less=True)
         pairs_left = Signal.like(work.pairs, reset_less=True)
@@ -139,7 +155,7 @@ class BeatSequencer(wiring.Component):
             last_beat.eq(beats_left == 0),
             last_pair.eq(pairs_left == 0),
             last_group.eq(groups_left == 0),
-            end_pass.eq(fire & last_beat),
+            end_pass.eq(beat & last_beat),
             end_group.eq(end_pass & last_pair),
             end_job.eq(end_group & last_group),
         ]
@@ -153,7 +169,7 @@ class BeatSequencer(wiring.Component):
                 first_pair.eq(1),
                 first_group.eq(1),
             ]
-        with m.Elif(fire):
+        with m.Elif(beat):
             m.d.sync += [beats_left.eq(beats_left - 1), first_beat.eq(last_beat)]
             with m.If(end_pass):
                 m.d.sync += [
@@ -167,22 +183,49 @@ class BeatSequencer(wiring.Component):
             with m.If(end_job):
                 m.d.sync += active.eq(0)
 
+        # Frames: scales come before the first beat of each, of values in every pass.
+        in_frame, frame_step, frame_ends = Signal(range(FRAME_SCALES)), Signal(), Signal()
+        last_of_frame = Mux(work.token_wise, frame_tokens(config) // DOT_LANES - 1, FRAME_SCALES - 1)
+        m.d.comb += [
+            frame_step.eq(beat & (work.token_wise | (last_beat & last_pair))),
+            frame_ends.eq(frame_step & ((in_frame == last_of_frame) | (work.token_wise & last_beat))),
+        ]
+        with m.If(start):
+            m.d.sync += [in_frame.eq(0), scales.eq(new_work.expansion.any())]
+        with m.Elif(frame_ends):
+            m.d.sync += [in_frame.eq(0), scales.eq(work.expansion.any())]
+        with m.Elif(fire):
+            m.d.sync += [in_frame.eq(in_frame + frame_step), scales.eq(0)]
+
         # Weights: positions run on from group to group and from job to job.
         position, group_position = Signal(position_bits(config)), Signal(position_bits(config))
+        group_sub = Signal(EXPANSION_BITS)
+        next_position, next_sub = Signal(position_bits(config)), Signal(EXPANSION_BITS)
+        stripe_ends = Signal()
         here, overtakes = Signal(), Signal()
         m.d.comb += [
+            # Groups of values, and jobs, begin with a stripe of their own.
+            stripe_ends.eq(scales | (sub + 1 == 1 << work.expansion) | (last_beat & (work.token_wise | last_group))),
+            next_position.eq(position + stripe_ends),
+            next_sub.eq(Mux(stripe_ends, 0, sub + 1)),
             # In the passes after the first, everything is there.
             here.eq(~first_pair | (position != self.arrived)),
             issue.control.weights_position.eq(position),
-            issue.control.weights_last_use.eq(last_pair),
+            # The first pass alone loads the scales of keys.
+            issue.control.weights_last_use.eq(stripe_ends & (last_pair | (scales & ~work.token_wise))),
+            issue.control.weights_read.eq(scales | first_beat | (sub == 0)),
+            issue.control.scales.eq(scales),
+            issue.control.scales_step.eq(frame_step),
+            issue.control.expansion.eq(work.expansion),
+            issue.control.sub.eq(sub),
             self.issue.valid.eq(active & here & ~overtakes),
         ]
         with m.If(fire):
-            m.d.sync += position.eq(position + 1)
-            with m.If(end_group):
-                m.d.sync += group_position.eq(position + 1)
+            m.d.sync += [position.eq(next_position), sub.eq(next_sub)]
+            with m.If(end_group | (scales & ~work.token_wise)):
+                m.d.sync += [group_position.eq(next_position), group_sub.eq(next_sub)]
             with m.Elif(end_pass):
-                m.d.sync += position.eq(group_position)
+                m.d.sync += [position.eq(group_position), sub.eq(group_sub)]
 
         scores = Signal(SCORES_BITS)
         score_begins = Signal()
@@ -203,11 +246,11 @@ class BeatSequencer(wiring.Component):
             parts.eq(1 << work.split_log2),
             last_part.eq(part + parts == config.channels),
             issue.input_address.eq(address),
-            issue.input_enable.eq(~work.from_kept & (part == 0)),
+            issue.input_enable.eq(~work.from_kept & (part == 0) & ~scales),
             issue.kept_address.eq(kept_word),
-            issue.kept_enable.eq(work.from_kept & ~upper_half),
+            issue.kept_enable.eq(work.from_kept & ~upper_half & ~scales),
             issue.state_pair.eq(Cat(pair, work.bank)),
-            issue.state_enable.eq(work.token_wise & first_beat),
+            issue.state_enable.eq(work.token_wise & first_beat & ~scales),
         ]
         with m.If(start):
             m.d.sync += [
@@ -218,7 +261,7 @@ class BeatSequencer(wiring.Component):
                 kept_pair.eq(_first_kept_word(new_work)),
                 upper_half.eq(0),
             ]
-        with m.Elif(fire):
+        with m.Elif(beat):
             m.d.sync += [
                 part.eq(Mux(last_part | last_beat, 0, part + parts)),
                 address.eq(address + last_part),
@@ -279,7 +322,7 @@ class BeatSequencer(wiring.Component):
             control.exponent.eq(work.exponents.operand + work.exponents.device),
             control.upper_half.eq(upper_half),
             control.first.eq(first_beat & ~work.continues),
-            control.last.eq(last_beat & (work.destination != Destination.ACCUMULATORS)),
+            control.last.eq(last_beat & ~scales & (work.destination != Destination.ACCUMULATORS)),
             control.second_row.eq(~(last_pair & work.single)),
         ]
         with m.If(work.token_wise):
@@ -292,9 +335,9 @@ class BeatSequencer(wiring.Component):
         cycles = Signal(CYCLES_BITS)
         activity = self.activity
         m.d.comb += [
-            activity.beat.eq(fire),
+            activity.beat.eq(beat),
             activity.span.eq(fire | begun),
-            activity.stall_weights.eq(begun & ~here),
+            activity.stall_weights.eq((begun & ~here) | (fire & scales)),
             activity.stall_drain.eq(begun & here & ~fire),
             self.ended.valid.eq(end_job),
             self.ended.slot.eq(job.slot),

@@ -14,14 +14,14 @@ from plora.hw.rtl.core.job import JOB_SLOT_BITS, local_address_bits, stripe_coun
 def weights_layout(config: NdpConfig) -> data.StructLayout:
     """Which stripes a job wants: names as in `plora.hw.rtl.core.job.work_layout`.
 
-    ``held``: the stripes of a group stay in the DRAM buffer while further pairs of rows pass.
+    ``group``: stripes of a group. ``held``: those stay in the DRAM buffer while further pairs of rows pass.
     """
     stripes = stripe_count_bits(config)
     return data.StructLayout(
         {
             "address": local_address_bits(config),
             "stripes": stripes,
-            "beats": stripes,
+            "group": stripes,
             "skip": stripes,
             "held": 1,
             "slot": JOB_SLOT_BITS,
@@ -40,7 +40,8 @@ class WeightReader(wiring.Component):
     Room is counted when stripes are asked for, so that answers always find it. Full bursts are waited
     for rather than cut to the room there is: memory likes long bursts. That cannot hang. A group that
     is held has to arrive whole before any of it is freed; a burst that ends with the group, or a group
-    shorter than a burst, leaves it enough room (a burst is at most a quarter of the buffer).
+    shorter than a burst, leaves it enough room (a burst is at most a quarter of the buffer). So does one of keys that
+    are integers, which may begin within a stripe: it lies in at most four, and the least buffer has eight.
 
     Ports:
         input: jobs in order.
@@ -76,7 +77,7 @@ class WeightReader(wiring.Component):
             cutter.run.payload.address.eq(wanted.address),
             cutter.run.payload.words.eq(wanted.stripes),
             cutter.run.payload.group.eq(
-                Mux((wanted.held & (wanted.beats >= longest)) | (wanted.skip != 0), wanted.beats, 0)
+                Mux((wanted.held & (wanted.group >= longest)) | (wanted.skip != 0), wanted.group, 0)
             ),
             cutter.run.payload.skip.eq(wanted.skip),
             cutter.run.payload.slot.eq(wanted.slot),

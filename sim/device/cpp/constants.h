@@ -34,7 +34,7 @@ struct Demand {
     int64_t load, from_kept, from_previous, operand_stripes, operand_space, operand_stripe, device_stripe;
     int64_t stripes, beats, groups, pairs;
     int64_t beat_cycles, merge_cycles, destination, lines, result_line, multiply_adds, split_log2;
-    int64_t begins_terms, softmax_cycles, settle_cycles;
+    int64_t begins_terms, softmax_cycles, settle_cycles, expansion_log2, group_stripes, frame_beats, frames;
 };
 
 enum Destination : int64_t { kMemory = 0, kKept = 1, kAccumulators = 2 };

@@ -34,7 +34,7 @@ struct Job {
     double passed = kUnknown;      // it needs nothing of the core but acknowledgements
     double completed = kUnknown;   // offered to the queue engine as completed
     double done = kUnknown;        // the queue engine has taken it
-    int64_t left = 0;              // stripes that the array has not seen yet
+    int64_t left = 0;              // beats of one pass that the array has not seen yet
 };
 
 // Entries by number, of which only the latest `Size` are looked at.
@@ -48,6 +48,35 @@ class Recent {
   private:
     std::array<Entry, static_cast<size_t>(Size)> entries_{};
 };
+
+// What lies in the first stripes of a device operand: beats, and stripes of scales (integers alone).
+struct Contents {
+    int64_t beats, scales;
+};
+
+inline int64_t pass_beats(const Demand& d) { return d.groups * d.beats; }
+
+inline int64_t frame_stripes(const Demand& d) { return 1 + (d.frame_beats >> d.expansion_log2); }
+
+inline Contents contents(const Demand& d, int64_t stripes) {
+    if (!d.frame_beats) return {stripes, 0};
+    const int64_t group = d.group_stripes ? stripes / d.group_stripes : 0;
+    stripes -= group * d.group_stripes;
+    const int64_t frame = stripes / frame_stripes(d), rest = stripes % frame_stripes(d);
+    const int64_t beats = frame * d.frame_beats + (std::max<int64_t>(rest - 1, 0) << d.expansion_log2);
+    return {group * d.beats + std::min(beats, d.group_stripes ? d.beats : pass_beats(d)),
+            group * d.frames + frame + (rest > 0)};
+}
+
+// Stripes that are not needed any more after so many beats.
+inline int64_t stripes_behind(const Demand& d, int64_t beats) {
+    if (!d.frame_beats) return beats;
+    if (beats == pass_beats(d)) return d.stripes;
+    const int64_t group = d.group_stripes ? beats / d.beats : 0;
+    beats -= group * d.beats;
+    const int64_t frame = beats / d.frame_beats, rest = beats % d.frame_beats;
+    return group * d.group_stripes + frame * frame_stripes(d) + (rest ? 1 + (rest >> d.expansion_log2) : 0);
+}
 
 class Core {
   public:
@@ -125,7 +154,7 @@ class Core {
             decoder_free_ = cycle + 1;
             if (!job.refused) {
                 work_[work_given_++] = given_;
-                job.left = job.demand.stripes;
+                job.left = pass_beats(job.demand);
                 if (job.demand.load) {
                     take_space(job.demand.operand_space, cycle);
                     operand_job_ = &job;
@@ -164,8 +193,8 @@ class Core {
         weight_job_ = &job;
         weight_left_ = job.demand.stripes;
         weight_address_ = job.demand.device_stripe;
-        const bool held = job.demand.pairs > 1 && job.demand.beats >= longest_;
-        group_ = group_left_ = held ? job.demand.beats : 0;
+        const bool held = job.demand.pairs > 1 && job.demand.group_stripes >= longest_;
+        group_ = group_left_ = held ? job.demand.group_stripes : 0;
         weight_offer_ = std::max(job.given + s_.queue, weight_idle_) + s_.burst_cut;
     }
 
@@ -185,7 +214,7 @@ class Core {
         for (const Freed& run : freed_) {
             if (wanted > run.end) continue;
             const int64_t later = run.end - wanted;
-            return run.last - later / run.beats * run.period - later % run.beats + 1;
+            return run.last - later / run.stripes * run.period - later % run.stripes * run.step + 1;
         }
         return kUnknown;
     }
@@ -222,7 +251,13 @@ class Core {
     void send_weight(double cycle) {
         const int64_t words = weight_words();
         const Channels::Span span = burst(cycle, words);
-        pieces_.push_back({span.first + s_.rendezvous, span.last + s_.rendezvous, words});
+        const int64_t before = weight_job_->demand.stripes - weight_left_;
+        const Contents from = contents(weight_job_->demand, before), to = contents(weight_job_->demand, before + words);
+        scales_ += to.scales - from.scales;
+        if (to.beats > from.beats) {
+            pieces_.push_back({span.first + s_.rendezvous, span.last + s_.rendezvous, to.beats - from.beats, scales_});
+            scales_ = 0;
+        }
         asked_ += words;
         weight_left_ -= words;
         weight_address_ += words;
@@ -275,10 +310,11 @@ class Core {
     // Beats on stripes that have arrived: the rest of a row group, or several whole ones; false if it needs more.
     bool walk(Job& job) {
         if (pieces_.empty()) return false;
-        const int64_t beats = job.demand.beats, begun = (job.demand.stripes - job.left) % beats;
+        const int64_t beats = job.demand.beats, begun = done(job) % beats;
         const Piece piece = pieces_.front();
-        if (!begun && piece.words >= beats && job.demand.pairs == 1) {
-            const int64_t groups = std::min(piece.words, job.left) / beats;
+        load_scales(job);
+        if (!begun && piece.beats >= beats && job.demand.pairs == 1) {
+            const int64_t groups = std::min(piece.beats, job.left) / beats;
             whole_groups(job, groups, piece.first, piece.at(groups * beats - 1));
             use(job, groups * beats);
             return true;
@@ -286,16 +322,23 @@ class Core {
         return one_group(job, beats - begun);
     }
 
-    // Takes `stripes` off the front of the first piece.
-    void use(Job& job, int64_t stripes) {
+    // Stripes of scales take a cycle each.
+    void load_scales(Job& job) {
         Piece& piece = pieces_.front();
-        if (stripes == piece.words) {
+        if (piece.scales) run(job, piece.scales, piece.first, piece.first, false);
+        piece.scales = 0;
+    }
+
+    // Takes `beats` off the front of the first piece.
+    void use(Job& job, int64_t beats) {
+        Piece& piece = pieces_.front();
+        if (beats == piece.beats) {
             pieces_.pop_front();
         } else {
-            piece.first = piece.at(stripes);
-            piece.words -= stripes;
+            piece.first = piece.at(beats);
+            piece.beats -= beats;
         }
-        job.left -= stripes;
+        job.left -= beats;
     }
 
     // What is missing of one row group, from as many pieces as it takes.
@@ -303,24 +346,28 @@ class Core {
         const int64_t pairs = job.demand.pairs;
         if (pairs > 1) {
             int64_t there = 0;
-            for (const Piece& piece : pieces_) there += piece.words;
+            for (const Piece& piece : pieces_) there += piece.beats;
             if (there < missing) return false;  // the passes after the first are reckoned with it
         }
         while (missing && !pieces_.empty()) {
+            load_scales(job);
             const Piece piece = pieces_.front();
-            const int64_t here = std::min(piece.words, missing);
+            const int64_t here = std::min(piece.beats, missing);
             missing -= here;
             run(job, here, piece.first, piece.at(here - 1), missing == 0);
-            if (pairs == 1) free_stripes(here, here, 0);
+            if (pairs == 1) free_beats(job, done(job), here, here);
             use(job, here);
         }
         if (missing) return false;
         if (pairs > 1) {
             repeat(job, pairs - 1);
-            free_stripes(job.demand.beats, job.demand.beats, 0);
+            free_beats(job, done(job) - job.demand.beats, job.demand.beats, job.demand.beats);
         }
         return true;
     }
+
+    // Beats of one pass that the array has seen.
+    int64_t done(const Job& job) const { return pass_beats(job.demand) - job.left; }
 
     bool drains(const Job& job) const { return job.demand.destination != kAccumulators; }
 
@@ -340,14 +387,19 @@ class Core {
         double period = pass_cycles(job);
         if (groups > exact) shift(std::max((groups - exact) * period, last - issue_));
         period = std::max(period, slope * beats);
-        free_stripes(groups * beats, beats, period);
+        if (job.demand.frame_beats) free_beats(job, done(job), groups * beats, groups * period);
+        else free_stripes(groups * beats, beats, period, 1);
     }
 
     // Further passes over a group that is all there.
     void repeat(Job& job, int64_t passes) {
         const int64_t exact = std::min(passes, kExactPasses);
-        for (int64_t pass = 0; pass < exact; ++pass) run(job, job.demand.beats, 0, 0, true);
-        shift(((passes - exact) * pass_cycles(job)));
+        const int64_t scales = job.demand.group_stripes ? job.demand.frames : 0;  // of values in every pass
+        for (int64_t pass = 0; pass < exact; ++pass) {
+            if (scales) run(job, scales, 0, 0, false);
+            run(job, job.demand.beats, 0, 0, true);
+        }
+        shift((passes - exact) * (pass_cycles(job) + scales));
     }
 
     void shift(double cycles) {
@@ -386,10 +438,16 @@ class Core {
         if (final && job.demand.softmax_cycles) behind_scores_ = array_ + job.demand.softmax_cycles;
     }
 
-    // The array is done with `stripes` more, the last of them in this beat: their weights are read as it moves on.
-    void free_stripes(int64_t stripes, int64_t beats, double period) {
-        freed_count_ += stripes;
-        freed_.push_back({freed_count_, beats, move_, period});
+    // The array is done with the stripes of the `beats` after the first `done`, which it ate in so many cycles.
+    void free_beats(const Job& job, int64_t done, int64_t beats, double cycles) {
+        const int64_t stripes = stripes_behind(job.demand, done + beats) - stripes_behind(job.demand, done);
+        if (stripes) free_stripes(stripes, stripes, 0, cycles / stripes);
+    }
+
+    // The array is done with `count` stripes more, the last of them in this beat: it is given back as the beat moves on.
+    void free_stripes(int64_t count, int64_t stripes, double period, double step) {
+        freed_count_ += count;
+        freed_.push_back({freed_count_, stripes, move_, period, step});
     }
 
     // The job had its last beat.
@@ -450,16 +508,14 @@ class Core {
         int64_t stripes;
     };
     struct Freed {
-        int64_t end, beats;  // stripes freed so far; stripes freed at one a cycle
-        double last, period; // cycle of the last; cycles from one group's to the next
+        int64_t end, stripes;  // stripes freed so far; stripes of a group
+        double last, period;   // cycle of the last; cycles from one group's to the next
+        double step;           // cycles from one stripe of a group to the next
     };
     struct Piece {
         double first, last;  // cycles in which the first and the last stripe count
-        int64_t words;
-        double at(int64_t index) const {
-            return words > 1 ? first + (last - first) * index / (words - 1)
-                             : first;
-        }
+        int64_t beats, scales;
+        double at(int64_t index) const { return beats > 1 ? first + (last - first) * index / (beats - 1) : first; }
     };
 
     static constexpr int64_t kResultHalves = 2;
@@ -485,6 +541,7 @@ class Core {
     int64_t bursts_ = 0, asked_ = 0;
     Recent<double, kWindow> burst_ends_, requests_;
     std::deque<Piece> pieces_;
+    int64_t scales_ = 0;  // stripes of scales that came before the next piece
     std::deque<Freed> freed_;
     int64_t freed_count_ = 0;
 

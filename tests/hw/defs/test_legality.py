@@ -42,7 +42,7 @@ def scores(tokens: int = 32, dims: int = 64, batch: int = 2, **fields: int) -> D
 
 def weighed(dims: int = 64, tokens: int = 32, batch: int = 2, stride: int | None = None, **fields: int) -> Descriptor:
     """A transposed descriptor of that shape that fits a chain with that many kept tokens, but for ``fields``."""
-    geometry = pack_geometry_transposed(TINY, dims, tokens)
+    geometry = pack_geometry_transposed(TINY, dims, tokens, fields.get("dtype", DType.FP16) % 4)
     right = {"source": Source.KEPT, "transpose": 1, "device_bytes": geometry.packed_bytes(stride)}
     return legal(dims, tokens, batch, **{**right, **fields})
 
@@ -84,7 +84,13 @@ FAULTS: list[tuple[Status, Descriptor]] = [
     (Status.CHAIN_BROKEN, legal(source=Source.KEPT)),
     (Status.CHAIN_BROKEN, legal(source=Source.CHAIN)),
     (Status.CHAIN_BROKEN, legal(keep=Keep.APPEND, chain=1)),
-    (Status.BAD_DTYPE, scores(dtype=DType.INT8)),
+    (Status.BAD_DTYPE, scores(dtype=4)),
+    (Status.BAD_DTYPE, weighed(dtype=7)),
+    (Status.BAD_FLAGS, scores(dtype=DType.INT8, transpose=1)),
+    (Status.SHAPE_MISMATCH, scores(dims=16, dtype=DType.INT8)),
+    (Status.SIZE_MISMATCH, scores(dtype=DType.INT8)),
+    (Status.SIZE_MISMATCH, weighed(tokens=129, dtype=DType.INT8, stride=6)),
+    (Status.WEIGHTS_TOO_LARGE, weighed(tokens=801, batch=3, dtype=DType.INT8)),
     (Status.BAD_FLAGS, scores(keep=Keep.NONE)),
     (Status.BAD_FLAGS, scores(chain=0)),
     (Status.BAD_FLAGS, scores(acc_in=1)),
@@ -267,6 +273,17 @@ def test_accumulators_take_a_long_context_tile_by_tile() -> None:
     assert run_chain(*kept, narrow, legal(2, 64, acc_in=1))[0] is Status.CHAIN_BROKEN  # sums lie elsewhere
     plain = legal(2, 64, chain=1, acc_out=1)
     assert run_chain(*kept, plain, weighed(2, 36, acc_in=1))[0] is Status.CHAIN_BROKEN
+
+
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.INT4])
+def test_integers_are_keys_and_values_alone(dtype: DType) -> None:
+    size = pack_geometry(TINY, 500, 17, dtype).packed_bytes
+    first = scores(500, 17, dtype=dtype, device_bytes=size)
+    assert run_chain(first, weighed(16, 500, dtype=dtype)) == (Status.OK, ChainState())
+    assert run_chain(first, weighed(16, 500)) == (Status.OK, ChainState())
+    assert run_chain(scores(500, 17, dtype=dtype, device_bytes=size + TINY.stripe_bytes))[0] is Status.SIZE_MISMATCH
+    assert run_chain(legal(dtype=dtype))[0] is Status.BAD_DTYPE
+    assert run_chain(legal(dtype=dtype, keep=Keep.NEW, chain=1))[0] is Status.BAD_DTYPE
 
 
 @pytest.mark.parametrize("stride", [2, 3, 7])

@@ -5,7 +5,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from plora.hw.defs.config import KEPT_MAX_VALUES, PRESETS, WORD_VALUES, NdpConfig
-from plora.hw.defs.packing import ceil_div, pack_geometry, pack_geometry_transposed, result_row_words
+from plora.hw.defs.descriptor import DType
+from plora.hw.defs.packing import (
+    ceil_div,
+    expansion_log2,
+    frame_tokens,
+    pack_geometry,
+    pack_geometry_transposed,
+    result_row_words,
+)
 
 configs = st.sampled_from(list(PRESETS.values()))
 
@@ -89,3 +97,30 @@ def test_a_stride_is_found_again_and_no_other_size_has_one(
 def test_result_rows_are_whole_words(rows: int) -> None:
     assert result_row_words(rows) * WORD_VALUES >= rows > (result_row_words(rows) - 1) * WORD_VALUES
     assert result_row_words(rows, transpose=1) == result_row_words(rows) + 1
+
+
+@given(configs, st.integers(1, 5000), st.integers(17, 256), st.sampled_from([DType.INT8, DType.INT4]))
+def test_integers_take_their_share_of_fp16_and_a_byte_a_token(
+    config: NdpConfig, tokens: int, dims: int, dtype: DType
+) -> None:
+    shared = 1 << expansion_log2(dtype)
+    plain, keys = pack_geometry(config, tokens, dims), pack_geometry(config, tokens, dims, dtype)
+    assert (keys.beats, keys.groups, keys.group_rows) == (plain.beats, plain.groups, plain.group_rows)
+    assert keys.stripes == ceil_div(plain.stripes, shared) + ceil_div(tokens, frame_tokens(config))
+    values = pack_geometry_transposed(config, dims, tokens, dtype)
+    plain_values = pack_geometry_transposed(config, dims, tokens)
+    assert (values.beats, values.groups) == (plain_values.beats, plain_values.groups)
+    assert values.group_stripes == ceil_div(values.beats, shared) + ceil_div(tokens, frame_tokens(config))
+    assert values.stride(values.packed_bytes(values.group_stripes + 2)) == values.group_stripes + 2
+    assert values.stride(values.groups * (values.group_stripes - 1) * config.stripe_bytes) is None
+
+
+@pytest.mark.parametrize("config", PRESETS.values(), ids=lambda c: c.name)
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.INT4])
+def test_a_whole_frame_is_whole_stripes(config: NdpConfig, dtype: DType) -> None:
+    tokens = frame_tokens(config)
+    for dims in (17, 33, 65, 97, 256):
+        one, two = (pack_geometry(config, frames * tokens, dims, dtype).stripes for frames in (1, 2))
+        assert two == 2 * one
+    one, two = (pack_geometry_transposed(config, 4, frames * tokens, dtype).group_stripes for frames in (1, 2))
+    assert two == 2 * one

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plora.hw.defs.config import PRESETS, preset
-from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
+from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
 from plora.hw.defs.packing import (
     ceil_div,
     operand_row_stripes,
@@ -71,6 +71,35 @@ def test_addresses_become_stripes_and_lines() -> None:
     shapes = shapes_of(config, [d], [7 * config.stripe_bytes], [5 * 64])
     demand = next(iter(demands(config, shapes).rows()))
     assert (demand.device_stripe, demand.operand_stripe, demand.result_line) == (10, 7, 5)
+
+
+@given(
+    st.sampled_from(sorted(PRESETS)),
+    st.sampled_from([DType.INT8, DType.INT4]),
+    st.lists(st.tuples(st.integers(1, 3000), st.integers(17, 256), st.integers(1, 32)), min_size=1, max_size=20),
+)
+def test_geometry_of_integers_is_that_of_their_packing(
+    name: str, dtype: DType, shapes: list[tuple[int, int, int]]
+) -> None:
+    config = preset(name)
+    keys = [Descriptor(op=Op.SOFTMAX, dtype=dtype, device_rows=n, device_columns=k, gpu_rows=b) for n, k, b in shapes]
+    values = [
+        Descriptor(transpose=1, source=Source.KEPT, dtype=dtype, device_rows=k, device_columns=n, gpu_rows=b)
+        for n, k, b in shapes
+    ]
+    found = demands(config, shapes_of(config, keys + values))
+    for (n, k, _), demand, cycles in zip(shapes, found.rows(), found.scale_cycles.tolist(), strict=False):
+        g = pack_geometry(config, n, k, dtype)
+        assert (demand.groups, demand.beats, demand.stripes) == (g.groups, g.beats, g.stripes)
+        assert (demand.expansion_log2, demand.group_stripes, demand.frames) == (g.expansion_log2, 0, g.frames)
+        assert (demand.frame_beats, cycles) == (64 * g.beats, g.frames)
+    for (n, k, b), demand, cycles in zip(
+        shapes, list(found.rows())[len(keys) :], found.scale_cycles[len(keys) :].tolist(), strict=True
+    ):
+        v = pack_geometry_transposed(config, k, n, dtype)
+        assert (demand.groups, demand.beats, demand.stripes) == (v.groups, v.beats, v.stripes)
+        assert (demand.group_stripes, demand.frame_beats) == (v.group_stripes, v.frame_beats)
+        assert cycles == v.groups * ceil_div(v.beats, v.frame_beats) * ceil_div(b, 2)
 
 
 @given(

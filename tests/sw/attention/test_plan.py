@@ -11,10 +11,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from plora.hw.defs.config import PRESETS, NdpConfig, preset
-from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
+from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
 from plora.hw.defs.errors import UserError
-from plora.hw.defs.legality import ChainState, QueueWindow, check
-from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry_transposed
+from plora.hw.defs.legality import ChainState, QueueWindow, check, kept_column_limit
+from plora.hw.defs.packing import (
+    INTEGER_MIN_COLUMNS,
+    ceil_div,
+    expansion_log2,
+    operand_row_stripes,
+    pack_geometry_transposed,
+)
 from plora.hw.defs.queue import ordinary_softmax_scale
 from plora.hw.defs.registers import RESET_CHAIN_LIMIT
 from plora.hw.defs.status import Status
@@ -70,12 +76,16 @@ def check_chain(layout: KvLayout, chain: AttentionChain, slots: SlotSizes, tiles
     assert dims == list(range(layout.head_dim))
 
 
-@given(configs, head_dims, st.integers(1, 33), st.data())
-def test_every_row_meets_every_token_once(config: NdpConfig, head_dim: int, rows: int, data: st.DataObject) -> None:
-    granule, widest = token_granule(config, head_dim), widest_tile(config, head_dim)
+@given(configs, head_dims, st.integers(1, 33), st.sampled_from(DType), st.data())
+def test_every_row_meets_every_token_once(
+    config: NdpConfig, head_dim: int, rows: int, dtype: DType, data: st.DataObject
+) -> None:
+    assume(not expansion_log2(dtype) or head_dim >= INTEGER_MIN_COLUMNS)
+    granule, widest = token_granule(config, head_dim, dtype), widest_tile(config, head_dim, dtype)
+    assume(not expansion_log2(dtype) or granule <= kept_column_limit(config, 1, softmax=True))  # else not even a frame
     assume(operand_row_stripes(config, head_dim) <= config.input_half_stripes)  # else not even a row of q fits
     sizes = st.integers(1, widest // granule) | st.integers(1, min(widest // granule, 8))
-    layout = KvLayout(config, head_dim, data.draw(sizes) * granule)
+    layout = KvLayout(config, head_dim, data.draw(sizes) * granule, dtype)
     tokens = data.draw(st.integers(1, 40) | st.integers(1, 40_000).map(lambda n: min(n, 6 * layout.tile_tokens)))
     tiles = [FIRST_TILE + i * layout.tile_bytes for i in range(ceil_div(tokens, layout.tile_tokens))]
     slots = full_slots(config)

@@ -40,6 +40,19 @@ def test_the_json_says_all_that_the_table_says(capsys: pytest.CaptureFixture[str
     assert "every partial result equals the golden model bit for bit" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("dtype", "error"), [("int8", 0.02), ("int4", 0.3)])
+def test_a_cache_of_integers_has_golden_bits_and_an_error_of_its_own(
+    capsys: pytest.CaptureFixture[str], dtype: str, error: float
+) -> None:
+    arguments = (*SMALL, "--kv-dtype", dtype, "--steps", "2", "--devices", "2", "--gpu-tokens", "5")
+    status, data = run_json(capsys, *arguments)
+    assert (status, data["kv_dtype"], data["match"], data["within_bound"]) == (0, dtype, True, True)
+    for step in data["steps"]:
+        assert step["max_abs_error"] < step["error_bound"] < step["rounding_error"] < error
+    assert main(["attention", *arguments]) == 0
+    assert f"error of {dtype.upper()}" in capsys.readouterr().out
+
+
 def test_the_same_flags_give_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_json(capsys, *SMALL, "--seed", "5") == run_json(capsys, *SMALL, "--seed", "5")
     assert run_json(capsys, *SMALL, "--seed", "5")[1] != run_json(capsys, *SMALL, "--seed", "6")[1]

@@ -167,6 +167,9 @@ def legal_descriptor(rng: random.Random, config: NdpConfig, state: ChainState, *
 
 def attention_descriptor(rng: random.Random, config: NdpConfig, state: ChainState, *, chain: int) -> Descriptor:
     """A descriptor of an attention chain that is probably legal after ``state``: scores, or values weighed by them."""
+    # Mostly types by turns, and now and then one that does not fit the sizes.
+    dtype = rng.choice([DType.FP16] * 3 + [DType.INT8, DType.INT4])
+    stated = {"dtype": rng.choice([dtype] * 12 + [DType.INT8])}
     tokens, b = rng.choice([1, 16, 31, 32, 33, 64, 96, 160, rng.randint(1, 300)]), rng.choice([1, 2, 3, 8, 31, 32, 33])
     if not state.kept_softmax or (chain and rng.random() < 0.4):
         k, source, keep = rng.choice([1, 8, 64, 80, 128, 256, 257]), Source.SLOT, Keep.NEW
@@ -175,9 +178,11 @@ def attention_descriptor(rng: random.Random, config: NdpConfig, state: ChainStat
         limit = 32 * config.kept_stride(-(-b // 2), softmax=True)
         n = rng.choice([32 * rng.randint(1, 9), tokens, max(1, limit - state.kept_columns + rng.randint(-1, 1))])
         keep = rng.choice([keep] * 12 + list(Keep))
+        size = pack_geometry(config, n, k, dtype).packed_bytes
         return describe(
-            config, n, k, b, op=Op.SOFTMAX, source=source, keep=keep, chain=int(chain or rng.random() < 0.9)
-        )
+            config, n, k, b, op=Op.SOFTMAX, source=source, keep=keep, chain=int(chain or rng.random() < 0.9),
+            device_bytes=size, **stated,
+        )  # fmt: skip
     dims = rng.choice([1, 16, 64, 80, 96, 128, 255, 256, 257])
     acc_out = int(chain and rng.random() < 0.5)
     source, b, kept = Source.KEPT, state.kept_rows, state.kept_columns
@@ -187,12 +192,13 @@ def attention_descriptor(rng: random.Random, config: NdpConfig, state: ChainStat
     tokens = left if not acc_out else rng.choice([32 * rng.randint(1, 4), left, left + 1, tokens])
     if acc_out or state.acc_rows:
         dims = state.acc_rows or rng.choice([*range(1, 2 * config.channels + 1), 2 * config.channels + 1])
-    g = pack_geometry_transposed(config, dims, tokens)
-    stride = rng.choice([g.beats, g.beats + rng.randint(0, 9), g.beats - 1])
+    g = pack_geometry_transposed(config, dims, tokens, dtype)
+    stride = rng.choice([g.group_stripes, g.group_stripes + rng.randint(0, 9), g.group_stripes - 1])
     size = g.packed_bytes(stride) + rng.choice([0] * 12 + [config.stripe_bytes, 2])
     return describe(
         config, dims, tokens, b, source=source, transpose=1, device_bytes=size,
         keep=rng.choice([Keep.NONE] * 12 + list(Keep)), chain=chain, acc_out=acc_out, acc_in=int(state.acc_rows > 0),
+        **stated,
     )  # fmt: skip
 
 
@@ -222,7 +228,7 @@ def describe(config: NdpConfig, n: int, k: int, b: int, *, address: int = 0, **f
     values = {
         "op": Op.GEMV if b == 1 else Op.GEMM,
         "device_address": address,
-        "device_bytes": pack_geometry(config, n, k).packed_bytes,
+        "device_bytes": pack_geometry(config, n, k, flags.get("dtype", DType.FP16)).packed_bytes,
         "device_rows": n,
         "device_columns": k,
         "gpu_bytes": 2 * b * k,

@@ -17,6 +17,7 @@ from plora.hw.cosim.device import RtlDevice
 from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.descriptor import Descriptor, DType, Source
 from plora.hw.defs.legality import ChainState, QueueWindow, check
+from plora.hw.defs.packing import expansion_log2
 from plora.hw.defs.queue import (
     LINE_BYTES,
     RESULT_OFFSET,
@@ -32,7 +33,7 @@ from plora.sim.functional.core import FunctionalCore, Outcome
 from plora.sim.functional.layout import gpu_operand_bytes
 from plora.sim.functional.memory import SparseMemory
 from tests.hw.rtl.core.bench import describe, legal_descriptor, mutate, random_exponents
-from tests.hw.rtl.core.system import Step, as_bf16, packed_with_poison, random_values
+from tests.hw.rtl.core.system import Step, as_bf16, packed_with_poison, random_integers, random_values
 
 QUEUE = 0
 PASS = 5
@@ -251,6 +252,11 @@ def random_steps(config: NdpConfig, rng: random.Random, count: int, *, mutations
         kind = rng.choice(["normal", "normal", "integers", "bits"])
         x = random_values(numbers, d.gpu_rows, d.gpu_columns, kind) if d.source == Source.SLOT else None
         shape = (d.device_columns, d.device_rows) if d.transpose else (d.device_rows, d.device_columns)
+        if expansion_log2(d.dtype):
+            x = None if x is None else np.where(np.isfinite(x), x, np.float16(-2))
+            steps.append(Step(d, x=x, w=random_integers(numbers, *shape, d.dtype, kind), scale=scale))
+            state = verdict.chain if d.chain else ChainState()
+            continue
         w = random_values(numbers, *shape, kind)
         if rng.random() < 0.4:
             exponents = random_exponents(rng)

@@ -12,17 +12,25 @@ import numpy as np
 
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
 from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
+from plora.hw.defs.integers import INTEGER_BITS
 from plora.hw.defs.legality import QueueWindow
-from plora.hw.defs.packing import pack_geometry_transposed
+from plora.hw.defs.packing import expansion_log2, pack_geometry_transposed
 from plora.hw.defs.queue import NO_EXPONENTS, RESULT_OFFSET, Exponents, operand_offset, softmax_scale
 from plora.hw.defs.status import Status
 from plora.hw.rtl.core.core import NdpCore
 from plora.hw.rtl.core.signature import counters_layout
 from plora.hw.rtl.interfaces import completed_layout, fetched_layout
 from plora.sim.functional.core import FunctionalCore, Outcome
-from plora.sim.functional.layout import gpu_operand_bytes, pack_operand, pack_transposed
+from plora.sim.functional.layout import (
+    gpu_operand_bytes,
+    pack_integers,
+    pack_operand,
+    pack_transposed,
+    pack_transposed_integers,
+)
 from plora.sim.functional.memory import MemoryFault, SparseMemory
 from plora.sim.golden.bf16 import from_float
+from plora.sim.golden.integers import Quantized, quantize
 from tests.hw.rtl.core.bench import Case, describe, fetched_payload, fields, simulate
 
 POISON = 0xFF
@@ -55,7 +63,7 @@ class Step:
     first: bool = True
     x: Any = None
     w: Any = None
-    """Of a transposed descriptor tokens x dims, as V lies in a cache."""
+    """Of a transposed descriptor tokens x dims, as V lies in a cache; integers with their scales (`Quantized`)."""
     verdict: int = 0
     name: str = ""
     scale: int = 0
@@ -88,9 +96,11 @@ class Run:
 
 def packed_with_poison(step: Step, config: NdpConfig) -> bytes:
     """The step's device operand as it lies in memory, with NaN for padding: the device must not depend on it."""
+    d = step.descriptor
+    if isinstance(step.w, Quantized):
+        return packed_integers_with_poison(step.w, d, config)
 
     def pack(matrix: Any) -> Any:
-        d = step.descriptor
         if not d.transpose:
             return np.frombuffer(pack_operand(matrix, config), np.uint16)
         stride = pack_geometry_transposed(config, d.device_rows, d.device_columns).stride(d.device_bytes)
@@ -98,6 +108,20 @@ def packed_with_poison(step: Step, config: NdpConfig) -> bytes:
 
     data, used = pack(step.w), pack(np.ones(step.w.shape, np.uint16))
     return np.where(used, data, np.uint16(0x101 * POISON)).tobytes()
+
+
+def packed_integers_with_poison(w: Quantized, d: Descriptor, config: NdpConfig) -> bytes:
+    """The same for integers: padding scales are no numbers, and padding values are not zero."""
+
+    def pack(values: Any, scales: Any) -> Any:
+        quantized = Quantized(values, scales)
+        if not d.transpose:
+            return np.frombuffer(pack_integers(quantized, config, d.dtype), np.uint8)
+        g = pack_geometry_transposed(config, d.device_rows, d.device_columns, d.dtype)
+        return np.frombuffer(pack_transposed_integers(quantized, config, d.dtype, g.stride(d.device_bytes)), np.uint8)
+
+    used = pack(np.full_like(w.values, -1), np.full_like(w.scales, 0xFF))
+    return np.asarray(pack(*w) | ~used & np.uint8(POISON)).tobytes()
 
 
 class System:
@@ -329,6 +353,15 @@ def random_values(rng: np.random.Generator, rows: int, columns: int, kind: str =
     return (rng.standard_normal((rows, columns)) * rng.choice([0.01, 1, 50])).astype(np.float16)
 
 
+def random_integers(rng: np.random.Generator, rows: int, columns: int, dtype: int, kind: str = "normal") -> Quantized:
+    """Integers with scales a token, of numbers such as `random_values`; ``bits``: any at all, scales no numbers too."""
+    if kind != "bits":
+        return quantize(random_values(rng, rows, columns, kind), dtype)
+    reach = 1 << INTEGER_BITS[dtype] - 1
+    scales = rng.integers(0, 256, rows) if rng.random() < 0.3 else rng.integers(0, 0xF0, rows)
+    return Quantized(rng.integers(-reach, reach, (rows, columns)).astype(np.int8), scales.astype(np.uint8))
+
+
 def as_bf16(values: Any) -> Any:
     """Patterns of the same values in BF16, for a step whose descriptor says so."""
     return from_float(values.astype(np.float32)).view(np.float16)
@@ -376,36 +409,41 @@ def attention_steps(
     q: Any = None,
     k: Any = None,
     v: Any = None,
+    dtype: DType = DType.FP16,
 ) -> list[Step]:
     """The chain of one KV head: a SOFTMAX step for each of ``tiles`` of K, then V, in one or several steps.
 
     ``spread`` is about the standard deviation of the scores in base 2; V has ``value_dims`` dims (default:
     ``dims``) and ``spare_stripes`` more stripes a group than hold its tokens. ``q``, ``k`` and ``v`` are random
-    unless they are given.
+    unless they are given. They are rounded to integers if ``dtype`` says so.
     """
     tokens, value_dims = sum(tiles), value_dims or dims
     q = rng.standard_normal((rows, dims)).astype(np.float16) if q is None else q
     k = rng.standard_normal((tokens, dims)).astype(np.float16) if k is None else k
     v = random_values(rng, tokens, value_dims) if v is None else v
     scale = softmax_scale(spread / dims**0.5)
+
+    def held(rows: Any) -> Any:
+        return quantize(rows, dtype) if expansion_log2(dtype) else rows
+
     steps: list[Step] = []
     start = 0
     for tile in tiles:
         new = not steps
         source, keep = (Source.SLOT, Keep.NEW) if new else (Source.CHAIN, Keep.APPEND)
-        d = describe(config, tile, dims, rows, op=Op.SOFTMAX, chain=1, source=source, keep=keep)
-        steps.append(Step(d, new, q if new else None, k[start : start + tile], scale=scale))
+        d = describe(config, tile, dims, rows, op=Op.SOFTMAX, chain=1, source=source, keep=keep, dtype=dtype)
+        steps.append(Step(d, new, q if new else None, held(k[start : start + tile]), scale=scale))
         start += tile
     start = 0
     v_tiles = [tokens] if v_tiles is None else v_tiles
     for index, tile in enumerate(v_tiles):
         more = int(index < len(v_tiles) - 1)
-        g = pack_geometry_transposed(config, value_dims, tile)
+        g = pack_geometry_transposed(config, value_dims, tile, dtype)
         d = describe(
             config, value_dims, tile, rows, source=Source.KEPT, transpose=1, chain=more, acc_out=more,
-            acc_in=int(index > 0), device_bytes=g.packed_bytes(g.beats + spare_stripes),
+            acc_in=int(index > 0), device_bytes=g.packed_bytes(g.group_stripes + spare_stripes), dtype=dtype,
         )  # fmt: skip
-        steps.append(Step(d, False, None, v[start : start + tile]))
+        steps.append(Step(d, False, None, held(v[start : start + tile])))
         start += tile
     return steps
 

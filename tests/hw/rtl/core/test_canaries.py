@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from plora.hw.defs.config import PRESETS
+from plora.hw.defs.descriptor import DType
 from tests.hw.rtl.core import (
     test_buffers,
     test_bursts,
     test_channel_reader,
     test_decoder,
+    test_expander,
     test_feeder,
     test_loaders,
     test_results,
@@ -40,6 +42,12 @@ class Fault(NamedTuple):
 def beats_of_some_jobs() -> None:
     """A few examples of the sequencer's beats, nothing in their way."""
     for seed in range(9):
+        inner(test_sequencer.test_beats_come_group_by_group_pair_by_pair)(TINY, (0.0, 1.0), seed)
+
+
+def beats_of_many_jobs() -> None:
+    """More of them, for what few jobs show."""
+    for seed in range(40):
         inner(test_sequencer.test_beats_come_group_by_group_pair_by_pair)(TINY, (0.0, 1.0), seed)
 
 
@@ -87,6 +95,30 @@ FAULTS = {
     "stale sums under a new job": Fault(
         "sequencer", "BeatSequencer", "first_beat & ~work.continues", "first_beat & first_pair", test_sequencer,
         lambda: inner(test_sequencer.test_beats_come_group_by_group_pair_by_pair)(TINY, (0.0, 1.0), 1),
+    ),
+    "a stripe of integers given back with its first beat": Fault(
+        "sequencer", "BeatSequencer", "stripe_ends & (last_pair | (scales & ~work.token_wise))",
+        "last_pair | (scales & ~work.token_wise)", test_sequencer, beats_of_some_jobs,
+    ),
+    "scales of keys read in every pass": Fault(
+        "sequencer", "BeatSequencer", "with m.If(end_group | (scales & ~work.token_wise)):", "with m.If(end_group):",
+        test_sequencer, beats_of_some_jobs,
+    ),
+    "a group of values that begins within a stripe": Fault(
+        "sequencer", "BeatSequencer", "(last_beat & (work.token_wise | last_group))", "(last_beat & last_group)",
+        test_sequencer, beats_of_many_jobs,
+    ),
+    "weights of the beat behind softmax terms not read": Fault(
+        "feeder", "BeatFeeder", "~shown.token_wise & busy.any() & ~still_scaled & shown.weights_read", "0", test_feeder,
+        lambda: test_feeder.test_channels_get_the_words_of_their_part_and_lanes_beyond_k_are_masked(TINY, 0.0),
+    ),
+    "scales that lag behind a row group": Fault(
+        "expander", "WordExpander", "waiting >> SCALE_BITS)", "waiting)", test_expander,
+        lambda: test_expander.test_random_words_of_keys_and_values(2),
+    ),
+    "the sign of an integer lost": Fault(
+        "expander", "WordExpander", "unit.negative.eq(lanes[lane][-1])", "unit.negative.eq(0)", test_expander,
+        lambda: test_expander.test_every_integer_at_every_scale(DType.INT4),
     ),
     "a kept operand read before it is stored": Fault(
         "gate", "JobGate", "(incomplete[work.bank] == 0) & ", "", test_sequencer,

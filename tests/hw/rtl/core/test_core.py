@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plora.hw.defs.config import NdpConfig
-from plora.hw.defs.descriptor import Keep, Source
+from plora.hw.defs.descriptor import DType, Keep, Source
 from plora.hw.defs.status import Status
 from tests.hw.rtl.core.bench import TINY
 from tests.hw.rtl.core.system import GRUMPY, IDEAL, Mood, System, attention_steps, step
@@ -32,6 +32,8 @@ def test_chains_sums_and_refusals_give_the_bytes_of_the_functional_core(config: 
         step(config, rng, 21, 8, 1, kind="bits", name="four rows in a word"),
         *attention_steps(config, rng, dims=16, rows=3, tiles=[32, 9], value_dims=5, spare_stripes=1),
         *attention_steps(config, rng, dims=33, rows=1, tiles=[40], value_dims=1, v_tiles=[32, 8]),
+        *attention_steps(config, rng, dims=33, rows=3, tiles=[40], value_dims=5, spare_stripes=1, dtype=DType.INT8),
+        *attention_steps(config, rng, dims=33, rows=2, tiles=[70], value_dims=3, dtype=DType.INT4),
     ]
     for one in steps:
         system.add(one)

@@ -14,6 +14,7 @@ from plora.hw.rtl.core.dram_buffer import position_bits
 from plora.hw.rtl.core.feeder import BeatFeeder, beat_control_layout
 from plora.hw.rtl.core.job import channel_bits
 from plora.hw.rtl.sfu.p_scaler import PScaler
+from plora.sim.golden.integers import Quantized, dequantize
 from plora.sim.golden.softmax import rescale_weights
 from tests.hw.rtl.core.bench import TINY, drain, simulate
 
@@ -45,7 +46,7 @@ def random_beat(config: NdpConfig, rng: random.Random) -> tuple[dict[str, int], 
         "from_kept": from_kept, "part": part, "partial": partial, "tail": tail, "tap": tap, "split_log2": split_log2,
         "first": rng.getrandbits(1), "last": rng.getrandbits(1), "second_row": rng.getrandbits(1),
         "tag": rng.getrandbits(8), "weights_position": rng.getrandbits(position_bits(config)),
-        "weights_last_use": rng.getrandbits(1),
+        "weights_last_use": rng.getrandbits(1), "weights_read": 1,
     }  # fmt: skip
 
     def expected(
@@ -76,6 +77,7 @@ def token_wise_beat(config: NdpConfig, rng: random.Random) -> tuple[dict[str, in
         "pause": rng.randint(1, 2), "first": rng.getrandbits(1), "last": rng.getrandbits(1),
         "second_row": rng.getrandbits(1), "tag": rng.getrandbits(8),
         "weights_position": rng.getrandbits(position_bits(config)), "weights_last_use": rng.getrandbits(1),
+        "weights_read": 1,
     }  # fmt: skip
     half = slice(DOT_LANES * upper, DOT_LANES * (upper + 1))
 
@@ -94,15 +96,55 @@ def token_wise_beat(config: NdpConfig, rng: random.Random) -> tuple[dict[str, in
     return control, expected
 
 
+def with_integers(config: NdpConfig, rng: random.Random, beats: list[tuple[dict[str, int], Any]]) -> list[Any]:
+    """``beats``, some of whose weights are integers, and before these the scales that they need."""
+    out: list[Any] = []
+    waiting = 0
+    for control, expect in beats:
+        token_wise = control.get("token_wise", 0)
+        needed = DOT_LANES // config.channels if token_wise else 1
+        if control.get("tap", 0) == 0 and rng.random() < 0.5:
+            if waiting < needed:
+                scales = {
+                    "scales": 1, "token_wise": token_wise, "expansion": rng.randint(1, 2), "weights_read": 1,
+                    "weights_last_use": 1, "weights_position": rng.getrandbits(position_bits(config)),
+                }  # fmt: skip
+                out.append((scales, None))
+                waiting = 64
+            log2, step = rng.randint(1, 2), rng.getrandbits(1)
+            waiting -= step * needed
+            control = {**control, "expansion": log2, "sub": rng.randrange(1 << log2), "scales_step": step}
+        if out and rng.random() < 0.3:
+            control = {**control, "weights_read": 0}
+        out.append((control, expect))
+    return out
+
+
+def expanded(config: NdpConfig, control: dict[str, int], words: list[int], scales: list[list[int]]) -> list[int]:
+    """The words of FP16 that a beat takes out of ``words``; with the next ``scales`` of each channel."""
+    log2, out = control.get("expansion", 0), []
+    if not log2:
+        return words
+    bits = 16 >> log2
+    for word, of_channel in zip(words, scales, strict=True):
+        fields = [word >> bits * (WORD_VALUES * control["sub"] + lane) & (1 << bits) - 1 for lane in range(WORD_VALUES)]
+        values = np.array([field - (field >> bits - 1 << bits) for field in fields], np.int8)
+        owner = [lane // (2 * config.channels) if control.get("token_wise") else 0 for lane in range(WORD_VALUES)]
+        own = np.array([of_channel[token] for token in owner], np.uint8)
+        out.append(packed(dequantize(Quantized(values[:, None], own))[:, 0].view(np.uint16).tolist()))
+    return out
+
+
 @CONFIGS
 @pytest.mark.parametrize("stall", [0.0, 0.5])
 def test_channels_get_the_words_of_their_part_and_lanes_beyond_k_are_masked(config: NdpConfig, stall: float) -> None:
     dut = BeatFeeder(config)
     rng = random.Random(config.channels)
-    beats = [random_beat(config, rng) for _ in range(60)]
+    beats = with_integers(config, rng, [random_beat(config, rng) for _ in range(90)])
     expected: list[Any] = []
     got: list[Any] = []
     freed_stripes: list[int] = []
+    shown: list[tuple[int, list[int]]] = []
 
     async def source(ctx: Any) -> None:
         for control, expect in beats:
@@ -121,30 +163,46 @@ def test_channels_get_the_words_of_their_part_and_lanes_beyond_k_are_masked(conf
             ctx.set(dut.states, states)
             ctx.set(dut.stripes, [[packed(word) for word in row] for row in stripes])
             ctx.set(dut.kept, [packed(word) for word in kept])
-            expected.append(expect(stripes, kept, anchors, states))
+            expected.append(expect and expect(stripes, kept, anchors, states))
 
     async def dram_buffer(ctx: Any) -> None:
         async for *_, enable, position, freed in ctx.tick().sample(
             dut.weights_enable, dut.weights_position, dut.weights_freed
         ):
-            if enable:
-                ctx.set(dut.weights, [position << channel for channel in range(config.channels)])
             if freed:
-                freed_stripes.append(position)
+                freed_stripes.append(len(shown) - 1)
+            if enable:
+                shown.append((position, [rng.getrandbits(512) for _ in range(config.channels)]))
+                ctx.set(dut.weights, shown[-1][1])
 
     async def sink(ctx: Any) -> None:
-        await drain(ctx, dut.beats, got, len(beats), random.Random(1), stall)
+        count = sum(not control.get("scales") for control, _ in beats)
+        await drain(ctx, dut.beats, got, count, random.Random(1), stall)
 
     simulate(dut, source, sink, background=[dram_buffer])
-    assert freed_stripes == [c["weights_position"] for c, _ in beats if c["weights_last_use"]]
-    for index, (beat, (control, _), (inputs, masks, offsets)) in enumerate(zip(got, beats, expected, strict=True)):
+    reads = [control["weights_position"] for control, _ in beats if control["weights_read"]]
+    assert [position for position, _ in shown] == reads, "each stripe is read once, in order"
+    remaining, stripe, freed = iter(got), -1, []
+    scales: list[list[int]] = []
+    for index, ((control, _), wanted) in enumerate(zip(beats, expected, strict=True)):
         where = f"beat {index}: {control}"
-        assert list(beat.weights) == [control["weights_position"] << c for c in range(config.channels)], where
+        stripe += control["weights_read"]
+        words = shown[stripe][1]
+        freed += [stripe] * control["weights_last_use"]
+        if control.get("scales"):
+            scales = [list(word.to_bytes(64, "little")) for word in words]
+            continue
+        beat, (inputs, masks, offsets) = next(remaining), wanted
+        assert list(beat.weights) == expanded(config, control, words, scales), where
+        if control.get("scales_step"):
+            used = DOT_LANES // config.channels if control.get("token_wise") else 1
+            scales = [of_channel[used:] for of_channel in scales]
         assert [list(row) for row in beat.inputs] == inputs, where
         assert list(beat.mask) == masks, where
         assert list(beat.offsets) == offsets, where
         for name in ("tap", "split_log2", "token_wise", "pause", "first", "last", "second_row", "tag"):
             assert beat[name] == control.get(name, 0), (where, name)
+    assert freed_stripes == freed
 
 
 @pytest.mark.parametrize("token_wise", [0, 1])

@@ -117,7 +117,7 @@ def test_weights_are_asked_for_in_order_and_never_beyond_the_dram_buffer(seed: i
         beats = rng.choice([1, 2, longest - 1, longest, longest + 3, depth])
         beats = beats if held else rng.choice([beats, 2 * depth + 5])
         groups = rng.randint(1, 3)
-        jobs.append({"address": 500 * index + rng.randrange(64), "stripes": beats * groups, "beats": beats,
+        jobs.append({"address": 500 * index + rng.randrange(64), "stripes": beats * groups, "group": beats,
                      "skip": rng.choice([0, 0, 1, 70]), "held": held, "slot": index % 4})  # fmt: skip
     asked: list[int] = []
 
@@ -132,8 +132,8 @@ def test_weights_are_asked_for_in_order_and_never_beyond_the_dram_buffer(seed: i
         # Frees a group only when it was asked for whole, if it is held: it has to arrive before.
         steps = []
         for job in jobs:
-            for _ in range(job["stripes"] // job["beats"]):
-                steps += [job["beats"]] + [0] * (job["beats"] - 1) if job["held"] else [1] * job["beats"]
+            for _ in range(job["stripes"] // job["group"]):
+                steps += [job["group"]] + [0] * (job["group"] - 1) if job["held"] else [1] * job["group"]
         freed = 0
         idle = 0
         while freed < len(steps):
@@ -152,7 +152,7 @@ def test_weights_are_asked_for_in_order_and_never_beyond_the_dram_buffer(seed: i
 
     simulate(dut, source, consumer, deadline_cycles=5000)
     assert asked == [
-        job["address"] + k + k // job["beats"] * job["skip"] for job in jobs for k in range(job["stripes"])
+        job["address"] + k + k // job["group"] * job["skip"] for job in jobs for k in range(job["stripes"])
     ]
 
 
@@ -161,7 +161,7 @@ def test_a_held_group_as_large_as_the_buffer_is_asked_for_whole() -> None:
     depth = TINY.dram_buffer_stripes
 
     async def bench(ctx: Any) -> None:
-        job = {"address": 3, "stripes": 2 * depth, "beats": depth, "held": 1}
+        job = {"address": 3, "stripes": 2 * depth, "group": depth, "held": 1}
         ctx.set(dut.input.payload, weights_layout(TINY).const(job))
         ctx.set(dut.input.valid, 1)
         ctx.set(dut.bursts.ready, 1)

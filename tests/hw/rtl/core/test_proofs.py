@@ -241,7 +241,7 @@ def decoder_properties(source: ModuleType) -> tuple[Module, list[Any]]:
     illegal = {
         Status.BAD_TYPE: d.type != Type.READ_COMPUTE,
         Status.BAD_OP: (d.op == Op.NONE) | (d.op > Op.SOFTMAX),
-        Status.BAD_DTYPE: d.dtype > DType.BF16,
+        Status.BAD_DTYPE: (d.dtype > DType.INT4) | ((d.dtype > DType.BF16) & (d.op != Op.SOFTMAX) & ~d.transpose),
         Status.ZERO_DIMENSION: (d.device_rows == 0) | (d.device_columns == 0) | (d.gpu_rows == 0),
         Status.OUT_OF_WINDOW: ~inside,
     }

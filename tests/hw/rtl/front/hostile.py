@@ -16,7 +16,7 @@ import numpy.typing as npt
 from plora.hw.cosim.device import AllowedWindow, RtlDevice
 from plora.hw.cosim.rings import PACKED_BYTES, RingLoad, disable, drive_rings, enable
 from plora.hw.defs.config import VALUE_BYTES, NdpConfig
-from plora.hw.defs.descriptor import FIELDS, Descriptor, Keep, Op, Source
+from plora.hw.defs.descriptor import FIELDS, Descriptor, DType, Keep, Op, Source
 from plora.hw.defs.legality import ChainState, QueueWindow, RingSetup, check, ring_setup_allowed
 from plora.hw.defs.packing import pack_geometry, pack_geometry_transposed
 from plora.hw.defs.queue import EXPONENTS_OFFSET, SOFTMAX_SCALE_OFFSET, VALID_OFFSET, Exponents
@@ -96,11 +96,15 @@ def plausible_descriptors(config: NdpConfig, setup: RingSetup, count: int, rng: 
 def attention_chain(config: NdpConfig, setup: RingSetup, rng: random.Random) -> list[Descriptor]:
     """Scores of some tokens through the softmax unit, and their values weighed, or by scores that are not there."""
     tokens, dims, batch = rng.choice([1, 16, 40]), rng.choice([8, 33, 64]), rng.choice([1, 2, 3])
-    scores = replace(product(config, tokens, dims, batch, setup.base), op=Op.SOFTMAX, chain=1, keep=Keep.NEW)
+    of_keys, of_values = (rng.choice([DType.FP16, DType.FP16, DType.INT8, DType.INT4]) for _ in range(2))
+    scores = replace(
+        product(config, tokens, dims, batch, setup.base), op=Op.SOFTMAX, chain=1, keep=Keep.NEW, dtype=of_keys,
+        device_bytes=pack_geometry(config, tokens, dims, of_keys).packed_bytes,
+    )  # fmt: skip
     values = product(config, dims, tokens, batch, setup.base)
-    packed_bytes = pack_geometry_transposed(config, dims, tokens).packed_bytes()
+    packed_bytes = pack_geometry_transposed(config, dims, tokens, of_values).packed_bytes()
     source = rng.choice([Source.KEPT, Source.KEPT, Source.PREVIOUS])
-    return [scores, replace(values, source=source, transpose=1, device_bytes=packed_bytes)]
+    return [scores, replace(values, source=source, transpose=1, device_bytes=packed_bytes, dtype=of_values)]
 
 
 def columns_of(descriptors: list[Descriptor]) -> Columns:
