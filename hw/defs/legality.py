@@ -108,6 +108,11 @@ class RingSetup:
     result_base: int
     result_slot_log2: int
 
+    @property
+    def window(self) -> QueueWindow:
+        """What the queue may touch, and the sizes of its slots."""
+        return QueueWindow(self.base, self.limit, 1 << self.submission_slot_log2, 1 << self.result_slot_log2)
+
 
 def ring_setup_allowed(config: NdpConfig, setup: RingSetup) -> bool:
     """True if a queue may be enabled with ``setup``: sizes in range, rings aligned and wholly in its window."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from plora.hw.defs.config import PE_ROWS, NdpConfig
 from plora.hw.defs.descriptor import Descriptor
 from plora.hw.defs.errors import UserError
-from plora.hw.defs.legality import QueueWindow, RingSetup, ring_setup_allowed
+from plora.hw.defs.legality import RingSetup, ring_setup_allowed
 from plora.hw.defs.queue import LINE_BYTES, VALID_OFFSET, Completion, exponents_of, softmax_scale_of, valid_word
 from plora.hw.defs.registers import (
     GLOBAL,
@@ -323,30 +323,33 @@ class FunctionalDevice:
         except MemoryFault:
             # Its words mean nothing, not even the valid word: the slot is used up and belongs to no chain.
             d, outcome = Descriptor.unpack(bytes(LINE_BYTES)), Outcome(Status.MEMORY_ERROR)
-            queue.fault = Status.OK
+            self._follow_chain(index, d, faulty=False)
         else:
             if int.from_bytes(line[VALID_OFFSET:], "little") != valid:
                 return False
-            d = Descriptor.unpack(line)
-            if queue.fault is Status.OK:
-                window = QueueWindow(
-                    setup.base, setup.limit, 1 << setup.submission_slot_log2, 1 << setup.result_slot_log2
-                )
-                first = self._chain_queue is None
-                outcome = self._core.execute(
-                    d,
-                    window,
-                    submission_slot,
-                    result_slot,
-                    first=first,
-                    softmax_scale=softmax_scale_of(line),
-                    exponents=exponents_of(line),
-                )
-            else:
-                outcome = Outcome(queue.fault)
-        self._follow_chain(index, d, faulty=queue.fault is not Status.OK)
+            d, outcome = self._execute(index, line, submission_slot, result_slot)
         self._complete(index, d, outcome, result_slot, valid)
         return True
+
+    def _execute(self, index: int, line: bytes, submission_slot: int, result_slot: int) -> tuple[Descriptor, Outcome]:
+        """Judge and run the descriptor of a submission line; what a closed chain left behind only gets its status."""
+        queue = self._queues[index]
+        d = Descriptor.unpack(line)
+        faulty = queue.fault is not Status.OK
+        if faulty:
+            outcome = Outcome(queue.fault)
+        else:
+            outcome = self._core.execute(
+                d,
+                queue.setup.window,
+                submission_slot,
+                result_slot,
+                first=self._chain_queue is None,
+                softmax_scale=softmax_scale_of(line),
+                exponents=exponents_of(line),
+            )
+        self._follow_chain(index, d, faulty=faulty)
+        return d, outcome
 
     def _follow_chain(self, index: int, d: Descriptor, *, faulty: bool) -> None:
         """An open chain keeps the core for its queue; a closed one is counted out to its end."""

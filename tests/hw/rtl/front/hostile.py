@@ -17,7 +17,7 @@ from plora.hw.cosim.device import AllowedWindow, RtlDevice
 from plora.hw.cosim.rings import PACKED_BYTES, RingLoad, disable, drive_rings, enable
 from plora.hw.defs.config import VALUE_BYTES, NdpConfig
 from plora.hw.defs.descriptor import FIELDS, Descriptor, DType, Keep, Op, Source
-from plora.hw.defs.legality import ChainState, QueueWindow, RingSetup, check, ring_setup_allowed
+from plora.hw.defs.legality import ChainState, RingSetup, check, ring_setup_allowed
 from plora.hw.defs.packing import pack_geometry, pack_geometry_transposed
 from plora.hw.defs.queue import EXPONENTS_OFFSET, SOFTMAX_SCALE_OFFSET, VALID_OFFSET, Exponents
 from plora.hw.defs.registers import (
@@ -177,7 +177,7 @@ def expected_statuses(
     With ``observed`` statuses a chain may be closed at any of its members but the first, as CHAIN_LIMIT and
     CHAIN_TIMEOUT have it: that member gets CHAIN_BROKEN and the rest CHAIN_ABORTED, whatever they are.
     """
-    window = QueueWindow(setup.base, setup.limit, 1 << setup.submission_slot_log2, 1 << setup.result_slot_log2)
+    window = setup.window
     chain, failed, inside, closed = ChainState(), False, False, False
     for number, values in enumerate(zip(*(columns[f.name].tolist() for f in FIELDS), strict=True)):
         d = Descriptor(*values)
