@@ -77,7 +77,6 @@ class BenchCase:
     jobs: int = 1
     """How many are put in a row, after one has run alone; 1: none are."""
     timing: MemoryTiming = IDEAL
-    dtype: str = "fp16"
     in_turns: bool = False
     """Jobs in a row are heads of one chain: the last row of each comes after the others of the next."""
 
@@ -85,6 +84,11 @@ class BenchCase:
         """So many jobs in one queue, all with the same operands."""
         rows: list[Row] = [{"seed": 1 + index, **row} for index, row in enumerate(self.rows)]
         return place(config, lines_of(_turns(rows, jobs) if self.in_turns else rows * jobs))
+
+    @property
+    def dtype(self) -> str:
+        """Data type of the operands."""
+        return str(self.rows[0].get("dtype", "fp16"))
 
     @property
     def shape(self) -> str:
@@ -273,7 +277,22 @@ def stall_cases(config: NdpConfig) -> Iterator[BenchCase]:
                 )
 
 
-FAMILIES = (gemv_cases, gemm_cases, chain_cases, attention_cases, integer_cases, stall_cases)
+BF16_CASES = (
+    *("gemv-a-1m-batch1", "gemv-b-1m-batch2", "gemv-a-64k-batch2", "gemm-a-batch32", "lora-batch1"),
+    *("attention-g1-d128-1m", "attention-g2-d128-64k", "attention-g8-d128-1m"),
+)
+
+
+def bf16_cases(config: NdpConfig) -> Iterator[BenchCase]:
+    """Some of the others in BF16: the conversion lies on the words' way to the buffers and must cost no cycle."""
+    for family in (gemv_cases, gemm_cases, chain_cases, attention_cases):
+        for case in family(config):
+            if case.name in BF16_CASES:
+                rows = tuple({**row, "dtype": "bf16"} for row in case.rows)
+                yield replace(case, name=f"{case.name}-bf16", rows=rows)
+
+
+FAMILIES = (gemv_cases, gemm_cases, chain_cases, attention_cases, integer_cases, stall_cases, bf16_cases)
 """Every family of cases. A new operation is one function more."""
 
 

@@ -13,7 +13,7 @@ from plora.hw.defs.status import Status
 from plora.sim.device.predict import statuses, stream_demands
 from plora.sim.device.stream import Stream
 from plora.sw.rtl_bench import Check, job_bounds, measure, period
-from plora.sw.rtl_cases import BenchCase, Criterion, bench_cases
+from plora.sw.rtl_cases import BF16_CASES, BenchCase, Criterion, bench_cases
 from plora.sw.stream_run import differences
 
 TINY, SMALL, FULL = (preset(name) for name in ("tiny", "small", "full"))
@@ -43,6 +43,9 @@ def test_the_full_device_is_measured_on_all_that_its_operands_can_be() -> None:
             assert int(str(row["device_rows"])) * int(str(row["device_columns"])) * 2 == 1 << 16
     assert {case.rows[0]["gpu_rows"] for case in cases.values()} >= {1, 2, 31, 32, 127, 128}
     assert {case.timing.stall for case in cases.values()} == {0, 0.1, 0.3}
+    in_bf16 = {case.name for case in cases.values() if case.dtype == "bf16"}
+    assert in_bf16 == {f"{name}-bf16" for name in BF16_CASES}
+    assert {case.operation for case in cases.values() if case.dtype == "bf16"} >= {"GEMV A", "GEMM A", "attention"}
 
 
 def test_bounds_of_a_job_are_counted_from_its_shape() -> None:
