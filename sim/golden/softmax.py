@@ -49,7 +49,14 @@ import numpy.typing as npt
 
 from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.exp2 import FRACTION_BITS, LINES, OFFSET_BITS, VALUE_BITS
-from plora.hw.defs.queue import SCALE_FRACTION_BITS, SCALE_MAX_EXPONENT, SCALE_MIN_EXPONENT, SUM_FRACTION_BITS
+from plora.hw.defs.queue import (
+    SCALE_FRACTION_BITS,
+    SCALE_MAX_EXPONENT,
+    SCALE_MIN_EXPONENT,
+    SUM_FRACTION_BITS,
+    Exponents,
+)
+from plora.sim.golden.bf16 import Bf16Array, Bf16Results, grid_to_bf16, to_fp16
 from plora.sim.golden.numerics import (
     FP16_FRACTION_BITS,
     FP16_MIN_EXPONENT,
@@ -133,7 +140,7 @@ class Weights(NamedTuple):
 class Partial(NamedTuple):
     """Attention over a part of the tokens, as a device returns it: (rows, dims) and (rows,) arrays."""
 
-    o: Fp16Array
+    o: Fp16Array | Bf16Array
     """O * 2**-shift."""
     anchor: IntArray
     shift: IntArray
@@ -273,7 +280,9 @@ class Attention(NamedTuple):
     weights: Weights
     scaled: Fp16Array
     """p', (rows, tokens)."""
-    output: Results
+    sums: Grid
+    """Of p' v, (rows, dims)."""
+    output: Results | Bf16Results
     state: RowState
 
     @property
@@ -315,7 +324,36 @@ def golden_attention(
     weights = Weights(*(np.concatenate(members, axis=1) for members in zip(*parts, strict=True)))
     scaled = rescale_weights(weights.p, weights.anchors, state.anchor, config)
     sums = gemm_grid(scaled, np.asarray(v, np.float16).T, config.accumulator)
-    return Attention(weights, scaled, attention_output(sums, state, config), state)
+    return Attention(weights, scaled, sums, attention_output(sums, state, config), state)
+
+
+def golden_attention_bf16(
+    q: Bf16Array,
+    k: Bf16Array,
+    v: Bf16Array,
+    scale: float,
+    scores: Exponents,
+    values: Exponents,
+    config: NdpConfig,
+    tiles: Sequence[int] | None = None,
+) -> Attention:
+    """Return what the device makes of one KV head in BF16, as bit patterns; see `golden_attention`.
+
+    Args:
+        scale: factor of the scores of the scaled operands.
+        scores: exponents of q and k.
+        values: that of v, as the exponent of the device operand.
+    """
+    found = golden_attention(
+        to_fp16(q, scores.operand),
+        to_fp16(k, scores.device),
+        to_fp16(v, values.device),
+        scale,
+        config,
+        tiles,
+    )
+    output = grid_to_bf16(found.sums, config.accumulator, values.device, found.state.shift[:, None])
+    return found._replace(output=output)
 
 
 def merge_partials(partials: Sequence[Partial]) -> npt.NDArray[np.float64]:
