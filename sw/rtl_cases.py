@@ -230,7 +230,7 @@ def integer_cases(config: NdpConfig) -> Iterator[BenchCase]:
                 yield BenchCase(
                     f"attention-{dtype}-g{rows}-d{dims}", "attention", _attention(rows, dims, tokens, dtype),
                     Criterion.BOUND, BEATS_REQUIRED["1m"],
-                    _ROW_OF_JOBS if rows <= PE_ROWS else _FEW_JOBS + 1, dtype=dtype, in_turns=True,
+                    _ROW_OF_JOBS if rows <= PE_ROWS else _FEW_JOBS + 1, in_turns=True,
                 )  # fmt: skip
     tokens, stall = _attention_tokens(config, 1, 128, MIB), STALLS[-1]
     for dtype, required in {
@@ -239,7 +239,7 @@ def integer_cases(config: NdpConfig) -> Iterator[BenchCase]:
     }.items():
         yield BenchCase(
             f"attention-{dtype}-g1-d128-stall{stall:g}", "attention", _attention(1, 128, tokens, dtype),
-            Criterion.BEATS, required, timing=MemoryTiming(stall=stall), dtype=dtype,
+            Criterion.BEATS, required, timing=MemoryTiming(stall=stall),
         )  # fmt: skip
 
 

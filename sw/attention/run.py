@@ -17,27 +17,30 @@ from plora.hw.defs.descriptor import DType
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.packing import expansion_log2
 from plora.hw.defs.queue import SUM_FRACTION_BITS, softmax_scale_value
-from plora.sim.functional.layout import Matrix
+from plora.sim.golden.bf16 import from_float, to_float
 from plora.sim.golden.integers import dequantize, quantize
-from plora.sim.golden.softmax import NO_ANCHOR, golden_attention
+from plora.sim.golden.softmax import NO_ANCHOR, golden_attention, golden_attention_bf16
 from plora.sw.adapters.tensors import read_tensors
 from plora.sw.attention.attend import Attended, DevicePart
-from plora.sw.attention.bound import error_bound
+from plora.sw.attention.bound import error_bound, error_bound_bf16
 from plora.sw.attention.merge import Float64, attend_exactly, merge
 from plora.sw.attention.store import KvStore
 from plora.sw.driver import LinkTraffic
+from plora.sw.matrix import Values
+from plora.sw.scaling import attention_scaling, largest_magnitude
 from plora.sw.session import Session
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Queries of some decode steps, and all keys and values. FP16."""
+    """Queries of some decode steps, and all keys and values, of one type; BF16 as bit patterns (``numpy.uint16``)."""
 
-    q: Matrix
+    q: Values
     """(steps, heads, head_dim)."""
-    k: Matrix
+    k: Values
     """(tokens, kv_heads, head_dim): step s attends to the first ``tokens - steps + 1 + s``."""
-    v: Matrix
+    v: Values
+    dtype: DType = DType.FP16
 
     def __post_init__(self) -> None:
         q, k, v = self.q, self.k, self.v
@@ -56,19 +59,26 @@ class Inputs:
         """Query heads of a KV head."""
         return int(self.q.shape[1] // self.k.shape[1])
 
+    def numbers(self, array: Values) -> npt.NDArray[Any]:
+        """The values of one of the arrays, or of a part."""
+        return to_float(array) if self.dtype == DType.BF16 else array
 
-def synthetic_inputs(heads: int, kv_heads: int, head_dim: int, tokens: int, steps: int, seed: int) -> Inputs:
+
+def synthetic_inputs(
+    heads: int, kv_heads: int, head_dim: int, tokens: int, steps: int, seed: int, dtype: DType = DType.FP16
+) -> Inputs:
     """Standard normal queries, keys and values; the last step attends to ``tokens + steps - 1`` tokens."""
     random = np.random.default_rng(seed)
     shapes = ((steps, heads, head_dim), *2 * ((tokens + steps - 1, kv_heads, head_dim),))
-    return Inputs(*(random.standard_normal(shape, np.float32).astype(np.float16) for shape in shapes))
+    q, k, v = (_rounded(random.standard_normal(shape, np.float32), dtype) for shape in shapes)
+    return Inputs(q, k, v, dtype)
 
 
-def read_inputs(path: Path) -> Inputs:
-    """Read arrays ``q``, ``k`` and ``v`` from an npz or a safetensors file; they are rounded to FP16.
+def read_inputs(path: Path, dtype: DType = DType.FP16) -> Inputs:
+    """Read arrays ``q``, ``k`` and ``v`` from an npz or a safetensors file; they are rounded to ``dtype``.
 
     Raises:
-        UserError: the file cannot be read, lacks an array, or holds a value that FP16 cannot.
+        UserError: the file cannot be read, lacks an array, or holds a value that the type cannot.
     """
     arrays = _read_npz(path) if path.suffix == ".npz" else {n: t.values for n, t in read_tensors(path).items()}
     missing = [name for name in ("q", "k", "v") if name not in arrays]
@@ -76,9 +86,9 @@ def read_inputs(path: Path) -> Inputs:
         raise UserError(
             f"{path}: no array {missing[0]!r}, only {', '.join(sorted(arrays)) or 'none'}; it needs q, k, v"
         )
-    q, k, v = (_as_fp16(arrays[name], f"{path}: {name}") for name in ("q", "k", "v"))
+    q, k, v = (_checked(arrays[name], dtype, f"{path}: {name}") for name in ("q", "k", "v"))
     try:
-        return Inputs(q[None] if q.ndim == 2 else q, k, v)
+        return Inputs(q[None] if q.ndim == 2 else q, k, v, dtype)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -93,14 +103,19 @@ def _read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise UserError(f"{path}: no whole npz file of plain arrays ({error}); save it again") from None
 
 
-def _as_fp16(array: npt.NDArray[Any], where: str) -> Matrix:
+def _rounded(values: npt.NDArray[Any], dtype: DType) -> Values:
+    """Numbers in the type, BF16 as bit patterns."""
+    with np.errstate(over="ignore"):
+        return from_float(values) if dtype == DType.BF16 else values.astype(np.float16)
+
+
+def _checked(array: npt.NDArray[Any], dtype: DType, where: str) -> Values:
     if array.dtype.kind not in "fiu":
         raise UserError(f"{where} has type {array.dtype}; save it as numbers")
-    with np.errstate(over="ignore"):
-        values = array.astype(np.float16)
-    bad = np.count_nonzero(~np.isfinite(values))
+    values = _rounded(array, dtype)
+    bad = np.count_nonzero(~np.isfinite(to_float(values) if dtype == DType.BF16 else values))
     if bad:
-        raise UserError(f"{where} has {bad} values that FP16 cannot hold; scale them, or mend the file")
+        raise UserError(f"{where} has {bad} values that {dtype.name} cannot hold; scale them, or mend the file")
     return np.ascontiguousarray(values)
 
 
@@ -136,7 +151,7 @@ def decode(
     *,
     gpu_tokens: int = 0,
     tile_tokens: int | None = None,
-    kv_dtype: DType = DType.FP16,
+    kv_dtype: DType | None = None,
 ) -> Iterator[StepReport]:
     """Run the steps one after the other: append what is new, attend, compare.
 
@@ -145,7 +160,7 @@ def decode(
         scale: softmax scale, FP32 bits.
         gpu_tokens: the first tokens stay on the GPU, which is computed in float64 here.
         tile_tokens: see `KvStore`.
-        kv_dtype: of the keys and values on the devices: FP16, INT8 or INT4.
+        kv_dtype: of the keys and values on the devices: INT8 or INT4 beside FP16 inputs, else that of the inputs.
 
     Raises:
         UserError: more tokens on the GPU than the first step has, or devices without enough memory.
@@ -155,14 +170,15 @@ def decode(
     if not 0 <= gpu_tokens <= first:
         raise UserError(f"{gpu_tokens} tokens on the GPU: the first step has {first}")
     kv_heads, head_dim = inputs.k.shape[1:]
-    store = KvStore(sessions, head_dim=head_dim, kv_heads=kv_heads, tile_tokens=tile_tokens, dtype=kv_dtype)
-    held_k, held_v = (_as_held(each, gpu_tokens, kv_dtype) for each in (inputs.k, inputs.v))
+    dtype = inputs.dtype if kv_dtype is None else kv_dtype
+    store = KvStore(sessions, head_dim=head_dim, kv_heads=kv_heads, tile_tokens=tile_tokens, dtype=dtype)
+    held_k, held_v = (_as_held(each, gpu_tokens, dtype) for each in (inputs.k, inputs.v))
     start = gpu_tokens
     for step, q in enumerate(inputs.q):
         tokens = first + step
         k, v = held_k[:tokens], held_v[:tokens]
         others = [
-            [attend_exactly(q[_heads(inputs, head)], k[:gpu_tokens, head], v[:gpu_tokens, head], scale)]
+            [attend_exactly(*_numbers(inputs, q, k[:gpu_tokens], v[:gpu_tokens], head), scale)]
             for head in range(kv_heads)
         ]
         before = _traffic(sessions)
@@ -179,7 +195,7 @@ def decode(
         exact, bound = _reference(inputs, q, k, v, scale, store)
         error = np.abs(attended.output - exact)
         given = exact
-        if expansion_log2(kv_dtype):
+        if expansion_log2(dtype):
             given, _ = _reference(inputs, q, inputs.k[:tokens], inputs.v[:tokens], scale, store)
         yield StepReport(
             tokens=tokens,
@@ -196,7 +212,7 @@ def decode(
         )
 
 
-def _as_held(rows: Matrix, gpu_tokens: int, dtype: DType) -> Matrix:
+def _as_held(rows: Values, gpu_tokens: int, dtype: DType) -> Values:
     """Keys or values (tokens, kv_heads, head_dim) as the devices hold them, those on the GPU as they are."""
     if not expansion_log2(dtype):
         return rows
@@ -217,13 +233,19 @@ def _traffic(sessions: Sequence[Session]) -> LinkTraffic:
 
 
 def _is_golden(
-    part: DevicePart, inputs: Inputs, q: Matrix, k: Matrix, v: Matrix, scale: int, store: KvStore, devices: int
+    part: DevicePart, inputs: Inputs, q: Values, k: Values, v: Values, scale: int, store: KvStore, devices: int
 ) -> bool:
     """True if a chain's result and anchors are those of the golden model; ``k`` and ``v`` are the devices' tokens."""
     rows, tokens = part.chain.rows, part.chain.tokens
     mine = q[_heads(inputs, part.head)][rows.start : rows.stop]
     keys, values = (each[part.device :: devices, part.head][tokens.start : tokens.stop] for each in (k, v))
-    golden = golden_attention(mine, keys, values, softmax_scale_value(scale), store.config(part.device)).partial
+    config = store.config(part.device)
+    if inputs.dtype == DType.BF16:
+        how = store.scaling(q, scale)
+        factor = softmax_scale_value(how.scale)
+        golden = golden_attention_bf16(mine, keys, values, factor, how.scores, how.values, config).partial
+    else:
+        golden = golden_attention(mine, keys, values, softmax_scale_value(scale), config).partial
     m = np.where(golden.anchor == NO_ANCHOR, -np.inf, golden.anchor + golden.shift)
     sums = golden.total * np.exp2(-float(SUM_FRACTION_BITS) - golden.shift)
     return (
@@ -233,10 +255,24 @@ def _is_golden(
     )
 
 
-def _reference(inputs: Inputs, q: Matrix, k: Matrix, v: Matrix, scale: int, store: KvStore) -> tuple[Float64, Float64]:
+def _reference(inputs: Inputs, q: Values, k: Values, v: Values, scale: int, store: KvStore) -> tuple[Float64, Float64]:
     exact, bound = [], []
+    accumulator = store.config(0).accumulator
     for head in range(store.kv_heads):
-        arrays = q[_heads(inputs, head)], k[:, head], v[:, head]
-        exact.append(merge([attend_exactly(*arrays, scale)]))
-        bound.append(error_bound(*arrays, scale, store.config(0).accumulator))
+        numbers = _numbers(inputs, q, k, v, head)
+        exact.append(merge([attend_exactly(*numbers, scale)]))
+        if inputs.dtype == DType.BF16:
+            # As for a device with all tokens: one that lacks the largest scales the others by more, and errs less.
+            how = attention_scaling(q, largest_magnitude(k), largest_magnitude(v), scale)
+            mine = q[_heads(inputs, head)], k[:, head], v[:, head]
+            bound.append(error_bound_bf16(*mine, how, accumulator))
+        else:
+            bound.append(error_bound(*numbers, scale, accumulator))
     return np.concatenate(exact), np.concatenate(bound)
+
+
+def _numbers(
+    inputs: Inputs, q: Values, k: Values, v: Values, head: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    """What one KV head multiplies."""
+    return inputs.numbers(q[_heads(inputs, head)]), inputs.numbers(k[:, head]), inputs.numbers(v[:, head])

@@ -28,7 +28,7 @@ partial result with its anchors; the host merges them, with those of tokens that
 
   plora attention --model llama3-8b --tokens 2048 --devices 4 --preset full
   plora attention --heads 8 --kv-heads 2 --head-dim 64 --tokens 100 --steps 3 --device rtl --json
-  plora attention --input qkv.npz --gpu-tokens 32
+  plora attention --input qkv.npz --gpu-tokens 32 --dtype bf16
   plora attention --kv-dtype int8 --tokens 1000
 
 With --kv-dtype int8 or int4 the devices hold keys and values as integers with a scale a token; the error and its bound
@@ -64,7 +64,13 @@ def configure(parser: CommandParser) -> None:
         "--tile-tokens", type=int, default=None, help="tokens for which memory is taken at a time (default: the most)"
     )
     parser.add_argument(
-        "--kv-dtype", choices=KV_DTYPES, default="fp16", help="type of keys and values on the devices (default: fp16)"
+        "--dtype", choices=("fp16", "bf16"), default="fp16", help="type of q, k, v and results (default: fp16)"
+    )
+    parser.add_argument(
+        "--kv-dtype",
+        choices=KV_DTYPES,
+        default=None,
+        help="type of keys and values on the devices; integers beside FP16 only (default: as --dtype)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of q, k, v and of the RTL's timing (default: 0)")
 
@@ -79,6 +85,9 @@ def run(args: argparse.Namespace) -> Result:
     _in_range("--devices", args.devices, 1, MAX_DEVICES)
     if args.seed < 0:
         raise UserError(f"--seed {args.seed}: choose 0 or more")
+    kv_dtype = args.kv_dtype or args.dtype
+    if args.dtype != "fp16" and kv_dtype != args.dtype:
+        raise UserError(f"--kv-dtype {kv_dtype}: with --dtype {args.dtype} the devices hold that; leave it out")
     config = preset(args.preset)
     inputs = _inputs(args)
     steps, heads, head_dim = inputs.q.shape
@@ -97,7 +106,7 @@ def run(args: argparse.Namespace) -> Result:
             scale,
             gpu_tokens=args.gpu_tokens,
             tile_tokens=args.tile_tokens,
-            kv_dtype=DType[args.kv_dtype.upper()],
+            kv_dtype=DType[kv_dtype.upper()],
         )
         for report in running:
             reports.append(report)
@@ -120,7 +129,8 @@ def run(args: argparse.Namespace) -> Result:
         "head_dim": head_dim,
         "tokens": tokens,
         "gpu_tokens": args.gpu_tokens,
-        "kv_dtype": args.kv_dtype,
+        "dtype": args.dtype,
+        "kv_dtype": kv_dtype,
         "seed": args.seed,
         "softmax_scale": softmax_scale_value(scale),
         "match": all(report.match for report in reports),
@@ -140,15 +150,17 @@ def _in_range(flag: str, value: int, low: int, high: int) -> int:
 
 
 def _inputs(args: argparse.Namespace) -> Inputs:
+    from plora.hw.defs.descriptor import DType
     from plora.sw.attention.run import read_inputs, synthetic_inputs
 
+    dtype = DType[args.dtype.upper()]
     sizes = {"--heads": args.heads, "--kv-heads": args.kv_heads, "--head-dim": args.head_dim}
     given = [flag for flag, value in sizes.items() if value is not None]
     if args.input is not None:
         given += [flag for flag, value in (("--tokens", args.tokens), ("--steps", args.steps)) if value is not None]
         if given or args.model is not None:
             raise UserError(f"--input has the shape: leave out {(given or ['--model'])[0]}")
-        return read_inputs(args.input)
+        return read_inputs(args.input, dtype)
     if args.model is not None:
         if given:
             raise UserError(f"--model has the shape of a head: leave out {given[0]}")
@@ -167,7 +179,7 @@ def _inputs(args: argparse.Namespace) -> Inputs:
     steps = _in_range("--steps", 1 if args.steps is None else args.steps, 1, MAX_STEPS)
     if heads % kv_heads:
         raise UserError(f"--heads {heads}: choose a multiple of --kv-heads {kv_heads}")
-    return synthetic_inputs(heads, kv_heads, head_dim, tokens, steps, args.seed)
+    return synthetic_inputs(heads, kv_heads, head_dim, tokens, steps, args.seed, dtype)
 
 
 def _open_device(name: str, config: NdpConfig, seed: int, stack: ExitStack) -> tuple[DevicePort, int]:
@@ -213,7 +225,7 @@ def _text(
     args: argparse.Namespace, config: NdpConfig, inputs: Inputs, reports: Sequence[StepReport], timed: bool
 ) -> str:
     head = ["tokens", "chains", "descriptors", "link bytes", "error vs float64", "bound", "match"]
-    rounds = args.kv_dtype != "fp16"
+    rounds = args.kv_dtype not in (None, args.dtype)
     if rounds:
         head.insert(6, f"error of {args.kv_dtype.upper()}")
     rows = [[*head[:4], "core cycles", *head[4:]] if timed else head]
@@ -245,6 +257,7 @@ def _text(
         else f"{wrong} steps DIFFER from the golden model or leave the bound"
     )
     title = (
-        f"attention of {heads} query heads on {inputs.k.shape[1]} KV heads of {head_dim}: {devices}, seed {args.seed}"
+        f"attention of {heads} query heads on {inputs.k.shape[1]} KV heads of {head_dim} in {inputs.dtype.name}:"
+        f" {devices}, seed {args.seed}"
     )
     return "\n".join([title, "", *lines, "", verdict])

@@ -58,6 +58,26 @@ def test_the_same_flags_give_the_same_bytes(capsys: pytest.CaptureFixture[str]) 
     assert run_json(capsys, *SMALL, "--seed", "5")[1] != run_json(capsys, *SMALL, "--seed", "6")[1]
 
 
+def test_bf16_takes_what_fp16_cannot_hold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    sizes = {"q": (2.0**-30, (6, 16)), "k": (2.0**30, (40, 3, 16)), "v": (2.0**40, (40, 3, 16))}
+    arrays = {
+        name: np.float32(size) * random.standard_normal(shape, np.float32) for name, (size, shape) in sizes.items()
+    }
+    np.savez(tmp_path / "qkv.npz", **arrays)
+    given = ("--input", str(tmp_path / "qkv.npz"), "--preset", "tiny", "--gpu-tokens", "3")
+    assert main(["attention", *given]) == 2
+    assert "values that FP16 cannot hold" in capsys.readouterr().err
+    status, data = run_json(capsys, *given, "--dtype", "bf16")
+    (step,) = data["steps"]
+    assert (status, data["dtype"], data["match"], data["within_bound"]) == (0, "bf16", True, True)
+    assert 0 < step["max_abs_error"] < step["error_bound"] < 2.0**-7 * np.abs(arrays["v"]).max()
+    arrays["k"][0, 0, 0] = np.inf
+    np.savez(tmp_path / "qkv.npz", **arrays)
+    assert main(["attention", *given, "--dtype", "bf16"]) == 2
+    assert "k has 1 values that BF16 cannot hold" in capsys.readouterr().err
+
+
 def test_a_model_gives_the_shape(capsys: pytest.CaptureFixture[str]) -> None:
     status, data = run_json(capsys, "--model", "llama3-8b", "--tokens", "33", "--preset", "full", "--devices", "3")
     assert (status, data["heads"], data["kv_heads"], data["head_dim"]) == (0, 32, 8, 128)
