@@ -61,7 +61,7 @@ def test_the_same_flags_give_the_same_bytes(capsys: pytest.CaptureFixture[str]) 
 def test_bf16_takes_what_fp16_cannot_hold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     sizes = {"q": (2.0**-30, (6, 16)), "k": (2.0**30, (40, 3, 16)), "v": (2.0**40, (40, 3, 16))}
-    arrays = {
+    arrays: dict[str, Any] = {
         name: np.float32(size) * random.standard_normal(shape, np.float32) for name, (size, shape) in sizes.items()
     }
     np.savez(tmp_path / "qkv.npz", **arrays)

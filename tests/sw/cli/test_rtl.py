@@ -21,12 +21,13 @@ def test_bench_gives_a_row_a_case_with_its_limits(capsys: pytest.CaptureFixture[
     rows = {row["case"]: row for row in document["cases"]}
     assert set(rows) == {
         *("gemv-b-rank8-64k-batch1", "gemv-b-rank8-64k-batch2"),
-        *("gemm-a-batch32", "gemm-a-tails-batch31"),
+        *("gemm-a-batch32", "gemm-a-batch32-bf16", "gemm-a-tails-batch31"),
     }
     for row in rows.values():
         assert {"operation", "shape", "dtype", "cycles", "useful_beat_fraction", "multiply_add_utilisation"} <= set(row)
         assert row["pass"] is True and row["checks"]
-    assert rows["gemm-a-batch32"]["multiply_add_utilisation"] == 1
+    for dtype, name in (("fp16", "gemm-a-batch32"), ("bf16", "gemm-a-batch32-bf16")):
+        assert (rows[name]["dtype"], rows[name]["multiply_add_utilisation"]) == (dtype, 1)
     assert rows["gemv-b-rank8-64k-batch1"]["bound"] == "drain"
     assert document["pass"] is True and document["missed"] == []
 
@@ -85,7 +86,7 @@ def test_a_wave_file_shows_every_beat_of_the_descriptor(capsys: pytest.CaptureFi
     [
         (["--case", "gemm-a-batch32", "--out", "x.txt"], "ends in .fst or .vcd"),
         (["--case", "gemm-a-batch32", "--out", "none/x.fst"], "there is no folder"),
-        (["--case", "gemm-a-*", "--out", "x.fst"], "names 2 cases"),
+        (["--case", "gemm-a-*", "--out", "x.fst"], "names 3 cases"),
         (["--case", "none", "--out", "x.fst"], "is no case of tiny"),
         (["--descriptors", "none.jsonl", "--out", "x.fst"], "cannot be read"),
         (["--case", "gemm-a-batch32"], "--out"),
