@@ -180,6 +180,7 @@ def test_damaged_files_are_refused(
         (("--gpu-tokens", "513"), "--gpu-tokens 513: choose 0 ... 512"),
         (("--tile-tokens", "33"), "KV tiles of 33 tokens: choose a multiple of 32"),
         (("--seed", "-1"), "--seed -1"),
+        (("--dtype", "bf16", "--kv-dtype", "int8"), "--kv-dtype int8: with --dtype bf16 the devices hold that"),
         (("--device", "gpu"), "--device"),
         (("--preset", "huge"), "unknown device preset 'huge'"),
         (("--preset", "tiny", "--tokens", "20000"), "device memory is full: KV cache"),
