@@ -113,7 +113,7 @@ def job_bounds(config: NdpConfig, demands: Demands) -> dict[str, float]:
     return {
         "memory": float(np.sum(demands.stripes + demands.operand_stripes)) + lines / config.channels,
         "array": float(np.sum(demands.total_beats + demands.scale_cycles)),
-        "drain": float(np.sum(np.where(drain > demands.beats, passes * drain, 0))),
+        "drain": float(np.sum(np.where(drain > demands.group_cycles, passes * drain, 0))),
         "result port": lines,
     }
 

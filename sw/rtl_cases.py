@@ -43,7 +43,7 @@ STALL_MARGIN = 0.03
 
 STALLS = (0.1, 0.3)
 INTEGERS = ("int8", "int4")
-HIDDEN_STALLS_REQUIRED = 0.9
+HIDDEN_STALLS_REQUIRED = 0.95
 """Useful beats of integers where memory is ready in 70 % of the cycles: they need half of them at most, and the
 stripes of scales cost the array a cycle each."""
 BATCHES = (32, 128)

@@ -224,7 +224,9 @@ class _Maker:
 
 KINDS = ("gemv", "gemm", "short", "lora", "sums", "shared", "attention", "heads", "backlog", "queues")
 BF16_SHARE = 1 / 3
-"""Of the cases; the others are FP16."""
+"""Of the cases."""
+INTEGER_SHARE = 1 / 2
+"""Of the others, where keys and values are integers; what is left is FP16."""
 
 
 def cases(preset_name: str, count: int, *, first: int = 0, max_beats: int = 4000) -> Iterator[Case]:
@@ -239,4 +241,9 @@ def cases(preset_name: str, count: int, *, first: int = 0, max_beats: int = 4000
         rows: list[Row] = getattr(_Maker(config, rng, max_beats), kind)()
         if rng.random() < BF16_SHARE:
             rows = [{**row, "dtype": "bf16"} for row in rows]
+        elif rng.random() < INTEGER_SHARE:
+            dtype = str(rng.choice(["int8", "int4"]))
+            rows = [
+                {**row, "dtype": dtype} if row.get("op") == "softmax" or "transpose" in row else row for row in rows
+            ]
         yield Case(number, preset_name, kind, tuple(rows), MemoryTiming(read, write, stall))

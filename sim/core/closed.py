@@ -75,7 +75,9 @@ def hides_latency(config: NdpConfig, timing: MemoryTiming) -> bool:
 def pass_cycles(demands: Demands) -> Ints:
     """Cycles from one pass over a row group to the next where weights are there."""
     drains = demands.destination != TO_ACCUMULATORS
-    return np.maximum(np.maximum(demands.beats, demands.beat_cycles), np.where(drains, 1 + demands.merge_cycles, 1))
+    return np.maximum(
+        np.maximum(demands.group_cycles, demands.beat_cycles), np.where(drains, 1 + demands.merge_cycles, 1)
+    )
 
 
 def _through(demands: Demands, passes: Ints, period: Ints) -> Ints:
@@ -83,7 +85,7 @@ def _through(demands: Demands, passes: Ints, period: Ints) -> Ints:
 
     A pass whose end has to wait for its drain holds up the beat two behind it.
     """
-    beats = demands.beats
+    beats = demands.group_cycles
     single = np.where(passes == 1, 0, np.where(passes == 2, 1, demands.beat_cycles + 1 + (passes - 3) * period))
     several = np.where(passes == 1, beats - 1, 2 * beats - 1 + (passes - 2) * period)
     return np.where(period > beats, np.where(beats == 1, single, several), passes * beats - 1)
@@ -118,17 +120,18 @@ def alone(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Alone:
     first_beat = np.maximum(granted + c.grant, arrival(before_weights + 1))
 
     passes, period = d.groups * d.pairs, pass_cycles(d)
-    # Stripes of scales have a cycle of their own, the first of them the first.
-    by_array = first_beat + _through(d, passes, period) + d.scale_cycles
+    # Scales of keys have a cycle of their own between the passes.
+    of_keys = np.where(d.group_stripes > 0, 0, d.frames)
+    by_array = first_beat + _through(d, passes, period) + of_keys
     # What the last group's stripe is waited for, its passes follow. A stream longer than the DRAM buffer cannot be
     # faster than the buffer's room comes round.
     slow = _slack(config, timing) * np.maximum(d.stripes - _in_flight(config), 0)
-    by_memory = arrival(all_words) + slow + _through(d, d.pairs, period) - (d.beats - 1)
+    by_memory = arrival(all_words) + slow + _through(d, d.pairs, period) - (d.group_cycles - 1)
     by_memory += np.minimum(1 << d.expansion_log2, d.beats) - 1
     last_beat = np.maximum(by_array, by_memory)
-    held_up = period > d.beats
+    held_up = period > d.group_cycles
     accepted = np.maximum(
-        first_beat + np.where(held_up, d.beats - 1 + 2 + d.beat_cycles - 1 + (passes - 1) * period, 0),
+        first_beat + np.where(held_up, d.group_cycles - 1 + 2 + d.beat_cycles - 1 + (passes - 1) * period, 0),
         last_beat + 2 + d.beat_cycles - 1,
     )
     results = accepted + c.array + d.merge_cycles + d.softmax_cycles + c.collect + c.queue
@@ -178,7 +181,7 @@ def interval(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Inter
     own_lines = 2 + -(-d.lines // config.channels)
     ready = 1 / (1 - timing.stall)
     memory = (d.stripes + d.operand_stripes + own_lines) * timing.beat_cycles * ready
-    array = (d.groups * d.pairs * pass_cycles(d) + d.scale_cycles + 1).astype(np.float64)
+    array = (d.groups * d.pairs * pass_cycles(d) + np.where(d.group_stripes > 0, 0, d.frames) + 1).astype(np.float64)
     one, pair = geometric(timing.stall), geometric(timing.stall, 2)
     taken = c.engine_job - 1  # from offered to taken by the queue engine
     sending = 1 + c.write_start + d.lines * (1 + pair)

@@ -150,6 +150,11 @@ class Demands:
         return self.groups * self.beats * self.pairs
 
     @property
+    def group_cycles(self) -> Ints:
+        """Cycles that a pass over a group takes of the array: its beats, of integer values with their scales."""
+        return self.beats + np.where(self.group_stripes > 0, self.frames, 0)
+
+    @property
     def scale_cycles(self) -> Ints:
         """Cycles of the array in which it waits for the scales of integers."""
         return self.frames * np.where(self.group_stripes > 0, self.groups * self.pairs, 1)

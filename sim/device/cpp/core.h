@@ -253,7 +253,7 @@ class Core {
         const Channels::Span span = burst(cycle, words);
         const int64_t before = weight_job_->demand.stripes - weight_left_;
         const Contents from = contents(weight_job_->demand, before), to = contents(weight_job_->demand, before + words);
-        scales_ += to.scales - from.scales;
+        if (!weight_job_->demand.group_stripes) scales_ += to.scales - from.scales;
         if (to.beats > from.beats) {
             pieces_.push_back({span.first + s_.rendezvous, span.last + s_.rendezvous, to.beats - from.beats, scales_});
             scales_ = 0;
@@ -322,12 +322,16 @@ class Core {
         return one_group(job, beats - begun);
     }
 
-    // Stripes of scales take a cycle each.
+    // Stripes of scales before a group, or of keys in a piece, take a cycle each.
     void load_scales(Job& job) {
         Piece& piece = pieces_.front();
         if (piece.scales) run(job, piece.scales, piece.first, piece.first, false);
         piece.scales = 0;
     }
+    void load_group_scales(Job& job, double first) {
+        if (group_scales(job)) run(job, group_scales(job), first, first, false);
+    }
+    int64_t group_scales(const Job& job) const { return job.demand.group_stripes ? job.demand.frames : 0; }
 
     // Takes `beats` off the front of the first piece.
     void use(Job& job, int64_t beats) {
@@ -349,6 +353,7 @@ class Core {
             for (const Piece& piece : pieces_) there += piece.beats;
             if (there < missing) return false;  // the passes after the first are reckoned with it
         }
+        if (missing == job.demand.beats) load_group_scales(job, pieces_.front().first);
         while (missing && !pieces_.empty()) {
             load_scales(job);
             const Piece piece = pieces_.front();
@@ -373,7 +378,7 @@ class Core {
 
     // Cycles from one pass over a group to the next where nothing else holds it up.
     int64_t pass_cycles(const Job& job) const {
-        return std::max({job.demand.beats, job.demand.beat_cycles, drains(job) ? 1 + job.demand.merge_cycles : 1});
+        return std::max({job.demand.beats + group_scales(job), job.demand.beat_cycles, drains(job) ? 1 + job.demand.merge_cycles : 1});
     }
 
     // `groups` whole row groups of a single pair, whose stripes arrive from `first` to `last`.
@@ -382,6 +387,7 @@ class Core {
         const double slope = groups * beats > 1 ? (last - first) / (groups * beats - 1) : 1;
         for (int64_t group = 0; group < exact; ++group) {
             const double start = first + slope * (group * beats);
+            load_group_scales(job, start);
             run(job, beats, start, start + slope * (beats - 1), true);
         }
         double period = pass_cycles(job);
@@ -394,12 +400,11 @@ class Core {
     // Further passes over a group that is all there.
     void repeat(Job& job, int64_t passes) {
         const int64_t exact = std::min(passes, kExactPasses);
-        const int64_t scales = job.demand.group_stripes ? job.demand.frames : 0;  // of values in every pass
         for (int64_t pass = 0; pass < exact; ++pass) {
-            if (scales) run(job, scales, 0, 0, false);
+            load_group_scales(job, 0);
             run(job, job.demand.beats, 0, 0, true);
         }
-        shift((passes - exact) * (pass_cycles(job) + scales));
+        shift((passes - exact) * pass_cycles(job));
     }
 
     void shift(double cycles) {
