@@ -89,17 +89,22 @@ def test_a_recorded_host_finds_the_same_order_and_times(
 
 
 @pytest.mark.parametrize(
-    ("tiles", "head_dim", "rows"), [([100], 64, 1), ([250], 64, 4), ([160, 140], 128, 2), ([500], 16, 2), ([33], 32, 2)]
+    ("tiles", "head_dim", "rows", "dtype"),
+    [
+        *(([100], 64, 1, "fp16"), ([250], 64, 4, "fp16"), ([160, 140], 128, 2, "fp16"), ([500], 16, 2, "fp16")),
+        *(([33], 32, 2, "fp16"), ([33], 32, 2, "int4"), ([160, 140], 128, 2, "int8"), ([500], 17, 1, "int4")),
+        *(([100], 64, 3, "int8"), ([250], 100, 4, "int4")),
+    ],
 )
-def test_a_head_of_attention_takes_the_predicted_cycles(tiles: list[int], head_dim: int, rows: int) -> None:
+def test_a_head_of_attention_takes_the_predicted_cycles(tiles: list[int], head_dim: int, rows: int, dtype: str) -> None:
     """Scores to the cycle; values but for the room in the small DRAM buffer that they give back later."""
-    common = {"gpu_rows": rows, "chain": 1, "op": "softmax", "device_columns": head_dim}
+    common = {"gpu_rows": rows, "chain": 1, "op": "softmax", "device_columns": head_dim, "dtype": dtype}
     lines: list[dict[str, object]] = [
         {**common, "device_rows": n, "keep": "append" if i else "new", "source": "chain" if i else "slot"}
         for i, n in enumerate(tiles)
     ]
     values = {"device_rows": head_dim, "device_columns": sum(tiles), "transpose": 1, "source": "kept"}
-    stream = place(TINY, lines_of([*lines, {**values, "gpu_rows": rows}]))
+    stream = place(TINY, lines_of([*lines, {**values, "gpu_rows": rows, "dtype": dtype}]))
     timing = MemoryTiming(40, 20)
     predicted = predict_stream(stream, timing)
     with RtlDevice(TINY, read_latency_cycles=40, write_latency_cycles=20) as rtl:
