@@ -63,7 +63,7 @@ class ControlUnit(wiring.Component):
         failures: reads that memory failed, one a channel.
         collected: of the result collector.
         scores_ahead, softmax_busy: of the softmax path.
-        result, account, settled, write_failed, lines: see the result writer.
+        result, emptied, account, settled, write_failed, lines: see the result writer.
         completed: outcomes, in the order of ``decoded``.
         activity, waits_for_input: for the counters.
         idle: no descriptor is here.
@@ -88,6 +88,7 @@ class ControlUnit(wiring.Component):
                 "scores_ahead": In(1),
                 "softmax_busy": In(SOFTMAX_BANKS),
                 "result": Out(stream.Signature(result_layout(config))),
+                "emptied": In(1),
                 "account": In(range(ACCOUNTS)),
                 "settled": In(ACCOUNTS),
                 "write_failed": In(ACCOUNTS),
@@ -197,6 +198,7 @@ class ControlUnit(wiring.Component):
             executed.input.payload.cycles.eq(ended.cycles),
             numeric.input.valid.eq(self.collected.valid),
             numeric.input.payload.eq(self.collected.numeric),
+            retirement.emptied.eq(self.emptied),
             retirement.account.eq(self.account),
             retirement.settled.eq(self.settled),
             retirement.failed.eq(self.write_failed),

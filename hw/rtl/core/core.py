@@ -146,6 +146,7 @@ class NdpCore(wiring.Component):
             control.softmax_busy.eq(softmax.busy),
             output_buffer.write.eq(collector.write),
             control.collected.eq(collector.collected),
+            control.emptied.eq(writer.emptied),
             control.account.eq(writer.account),
             control.settled.eq(writer.settled),
             control.write_failed.eq(writer.failed),

@@ -46,8 +46,8 @@ class ResultWriter(wiring.Component):
     way while the lines of the next are sent.
 
     Ports:
-        result: taken with its last line; the half is free then. Whoever offers the next result but one
-            has seen the outcome of this one.
+        result: taken with its last line. Whoever offers the next result but one has seen the outcome of this one.
+        emptied: the last word of the result is being read; its half may fill again.
         lines, account: with the taking of ``result``: its lines, and its account.
         settled: by account, every line sent for it is acknowledged.
         failed: by account, memory refused a line of the last result.
@@ -60,6 +60,7 @@ class ResultWriter(wiring.Component):
         super().__init__(
             {
                 "result": In(stream.Signature(result_layout(config))),
+                "emptied": Out(1),
                 "lines": Out(lines_bits(config)),
                 "account": Out(range(ACCOUNTS)),
                 "settled": Out(ACCOUNTS),
@@ -105,6 +106,7 @@ class ResultWriter(wiring.Component):
             line.payload.strobe.eq(~0),
             line.payload.data.eq(self._without_tail(self.word, shown_tail, result.columns[:LANE_BITS])),
             line.payload.tag.eq(self.account),
+            self.emptied.eq(read & end_result),
             self.result.ready.eq(sent & shown_last),
             self.lines.eq(lines_sent + 1),
             start.eq(self.result.valid & ~reading & ~shown),

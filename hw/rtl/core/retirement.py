@@ -61,7 +61,7 @@ class Retirement(wiring.Component):
         executed: legal jobs, in the same order.
         numeric: numeric flags of jobs with results, in the same order, once all results are stored.
         result: to the result writer.
-        account, settled, failed, lines: see the result writer.
+        emptied, account, settled, failed, lines: see the result writer.
         half_freed: result halves that will not be read any more.
         completed: outcomes.
         job_completed: a job from ``executed`` needs nothing of the core but acknowledgements.
@@ -76,6 +76,7 @@ class Retirement(wiring.Component):
                 "executed": In(stream.Signature(executed_layout)),
                 "numeric": In(stream.Signature(NUMERIC_BITS)),
                 "result": Out(stream.Signature(result_layout(config))),
+                "emptied": In(1),
                 "account": In(range(ACCOUNTS)),
                 "settled": In(ACCOUNTS),
                 "failed": In(ACCOUNTS),
@@ -153,6 +154,7 @@ class Retirement(wiring.Component):
         ]
         with m.If(self.result.valid & self.result.ready):
             m.d.sync += [sent.eq(1), account.eq(self.account), sent_lines.eq(self.lines)]
+        with m.If(self.emptied):
             m.d.comb += self.half_freed.eq(1 << executed.half)
         with m.If(passes):
             m.d.sync += [

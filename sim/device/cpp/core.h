@@ -29,7 +29,8 @@ struct Job {
     double granted = kUnknown;     // let into the array
     double first_beat = kUnknown, last_beat = kUnknown;
     double collected = kUnknown;   // its last result is in the output buffer
-    double emptied = kUnknown;     // its last result line has left the output buffer
+    double read_out = kUnknown;    // its last result line is read from the output buffer
+    double emptied = kUnknown;     // that line has left
     double acknowledged = 0;       // so far
     double passed = kUnknown;      // it needs nothing of the core but acknowledgements
     double completed = kUnknown;   // offered to the queue engine as completed
@@ -295,7 +296,7 @@ class Core {
         if (work_ended_ >= s_.finished) cycle = std::max(cycle, jobs_[work_[work_ended_ - s_.finished]].passed + 1);
         const bool to_memory = job.demand.destination == kMemory;
         if (to_memory && memory_jobs_ >= kResultHalves)
-            cycle = std::max(cycle, jobs_[halves_[memory_jobs_ - kResultHalves]].emptied + 1);
+            cycle = std::max(cycle, jobs_[halves_[memory_jobs_ - kResultHalves]].read_out + 1);
         if (cycle == kUnknown) return false;
         job.granted = cycle;
         if (job.demand.load) {
@@ -492,6 +493,7 @@ class Core {
                 double offer = ready + s_.write_start;
                 for (int64_t line = 0; line < job.demand.lines; ++line) {
                     const Channels::Written written = channels_.write_line(job.demand.result_line + line, offer);
+                    job.read_out = offer - 1;
                     job.emptied = written.taken;
                     job.acknowledged = std::max(job.acknowledged + 1, written.stored + s_.write_return);
                     offer = written.taken + 1;

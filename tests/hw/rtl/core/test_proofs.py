@@ -277,6 +277,7 @@ def result_properties(source: ModuleType, *, other: ModuleType | None = None) ->
     m.submodules.writer = second = Elaborated(write)
     connect(m, retire.result, write.result)
     m.d.comb += [
+        retire.emptied.eq(write.emptied),
         retire.account.eq(write.account),
         retire.settled.eq(write.settled),
         retire.failed.eq(write.failed),
@@ -322,6 +323,17 @@ def result_properties(source: ModuleType, *, other: ModuleType | None = None) ->
             Assert(reading | (shown & last & (inner["lines_sent"] + 1 == total))),
             Assert(~reading | ~(shown & last)),
         ]
+    # A half is free once its last word is read: none is read after that, and each job frees its own once.
+    freed, frees = Signal(), retire.half_freed.any()
+    m.d.sync += freed.eq((freed | frees) & ~retire.job_completed)
+    m.d.comb += [
+        Assert(freed == ((shown & ~reading) | first.inner["sent"])),
+        Assert(~first.inner["sent"] | first.inner["to_memory"]),
+        Assert(~frees | ~freed),
+        Assert(~frees | (retire.half_freed == 1 << retire.executed.payload.half)),
+        Assert(~(freed & write.enable)),
+        Assert(~(retire.job_completed & first.inner["to_memory"]) | freed | frees),
+    ]
     with m.If(line.valid):
         m.d.comb += [
             Assert(inner["lines_sent"] < total),
@@ -401,6 +413,10 @@ PROOFS = {
             "acknowledgements of both accounts together": (
                 "acknowledged = self.write.ack & (self.write.ack_tag == account)",
                 "acknowledged = self.write.ack",
+            ),
+            "a half free before its last word is read": (
+                "self.emptied.eq(read & end_result)",
+                "self.emptied.eq(start)",
             ),
             "one line too few": ("(rows_done + 1 == result.rows)", "(rows_done + 1 >= result.rows - 1)"),
         },

@@ -367,6 +367,7 @@ class RetirementBench:
 
     async def writer(self, ctx: Any) -> None:
         dut, rng = self.dut, self.rng
+        emptied = False
         while True:
             for account, (cycles, failure) in list(self.pending.items()):
                 if cycles == 0:
@@ -375,7 +376,10 @@ class RetirementBench:
                     ctx.set(dut.failed, ctx.get(dut.failed) & ~(1 << account) | failure << account)
                 else:
                     self.pending[account] = (cycles - 1, failure)
-            ready = rng.random() < 0.3
+            ready = emptied and rng.random() < 0.3
+            emptying = not emptied and bool(ctx.get(dut.result.valid)) and rng.random() < 0.5
+            emptied |= emptying
+            ctx.set(dut.emptied, emptying)
             ctx.set(dut.result.ready, ready)
             ctx.set(dut.account, self.account)
             ctx.set(dut.lines, self.LINES if ready else 0)
@@ -389,6 +393,7 @@ class RetirementBench:
                 self.pending[self.account] = (rng.choice([0, 1, 20]), case.write_error)
                 ctx.set(dut.settled, ctx.get(dut.settled) & ~(1 << self.account))
                 self.account ^= 1
+                emptied = False
 
     async def collect(self, ctx: Any) -> None:
         ctx.set(self.dut.settled, 0b11)
