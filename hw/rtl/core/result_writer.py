@@ -78,7 +78,7 @@ class ResultWriter(wiring.Component):
         m = Module()
         result, line = self.result.payload, self.write.line
 
-        # Where the next read is: word ``word`` of row ``rows_done``.
+        # Where the next read is: word ``word`` of row ``rows_done``. Between results that is the first of all.
         start, reading, read = Signal(), Signal(), Signal()
         last_value_word, last_word = Signal.like(self.address), Signal.like(self.address)
         word, pair_address = Signal.like(self.address), Signal.like(self.address)
@@ -96,7 +96,7 @@ class ResultWriter(wiring.Component):
             end_row.eq(word == last_word),
             end_result.eq(end_row & (rows_done + 1 == result.rows)),
             sent.eq(line.valid & line.ready),
-            read.eq(reading & (~shown | line.ready)),
+            read.eq(start | (reading & (~shown | line.ready))),
             self.half.eq(result.half),
             self.row.eq(rows_done[0]),
             self.address.eq(pair_address + word),
@@ -114,9 +114,6 @@ class ResultWriter(wiring.Component):
         with m.If(start):
             m.d.sync += [
                 reading.eq(1),
-                word.eq(0),
-                pair_address.eq(0),
-                rows_done.eq(0),
                 lines_sent.eq(0),
                 line_address.eq(result.address),
             ]
@@ -132,7 +129,7 @@ class ResultWriter(wiring.Component):
                 with m.If(rows_done[0]):
                     m.d.sync += pair_address.eq(pair_address + last_word + 1)
             with m.If(end_result):
-                m.d.sync += reading.eq(0)
+                m.d.sync += [reading.eq(0), rows_done.eq(0), pair_address.eq(0)]
         with m.Elif(sent):
             m.d.sync += shown.eq(0)
         with m.If(sent):

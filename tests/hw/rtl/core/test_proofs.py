@@ -313,6 +313,7 @@ def result_properties(source: ModuleType, *, other: ModuleType | None = None) ->
     read = Signal(5)
     rows_done, word = inner["rows_done"], inner["word"]
     m.d.comb += read.eq(sum(Mux(rows_done > row, row_words, 0) for row in range(4)) + word)
+    m.d.comb += Assert(reading | ((word == 0) & (rows_done == 0) & (inner["pair_address"] == 0)))
     with m.If(reading | shown):
         m.d.comb += [
             Assert(write.result.valid),
