@@ -106,7 +106,7 @@ GLOBAL: tuple[Register, ...] = (
     Register("CYCLES_HI", 0x044, Access.RO, "high half, as it was when CYCLES_LO was read last"),
     Register("BEATS", 0x048, Access.RO, "stripes that the PE array multiplied"),
     Register("SPAN", 0x04C, Access.RO, "cycles from the first to the last beat of each descriptor, summed"),
-    Register("STALL_WEIGHTS", 0x050, Access.RO, "cycles of SPAN without a beat: no weight word, or the scales of integers"),
+    Register("STALL_WEIGHTS", 0x050, Access.RO, "cycles of SPAN without a beat: no weight word, or scales"),
     Register(
         "STALL_INPUT",
         0x054,
