@@ -21,9 +21,9 @@ from plora.synth.hierarchy import SRAM_MODULE, Block, cut_into_blocks
 from plora.synth.liberty import Cell, TimingArc
 from plora.synth.mapping import AUTO, Recipe, Target, map_module, recipes
 from plora.synth.netlist import Netlist
-from plora.synth.sizing import size_registers
+from plora.synth.sizing import size_drivers
 from plora.synth.sram import SETUP_NS, SramMacro
-from plora.synth.timing import PathClass, TimingAnalysis, TimingPath, bit_pins, block_cell, constant, net_loads
+from plora.synth.timing import PathClass, TimingAnalysis, TimingPath, bit_pins, block_cell, constant
 
 CLOSE_ENOUGH = 0.01
 """A block that misses the clock by this much is not mapped again: other recipes cost more area than that."""
@@ -188,8 +188,7 @@ class Flow:
         for recipe in self.recipes:
             mapped = first if recipe is self.recipes[0] else self._mapped(block, recipe)
             netlist, srams = self._with_srams(mapped)
-            loads = net_loads(netlist, self._cells, self.target.library, self.wire_ff)
-            netlist = size_registers(netlist, self.target.library, loads)
+            netlist = size_drivers(netlist, self._cells, self.target.library, self.wire_ff)
             analysis = TimingAnalysis(netlist, self._cells, self.target.library, self.wire_ff)
             stretch = self._stretch(analysis)
             cost = netlist.area_ge(self.target.library) * max(1.0, stretch)

@@ -216,15 +216,15 @@ class Library:
             )
         return delay
 
-    def has_buffer(self) -> bool:
-        """Return whether there is a cell that only repeats its input."""
-        return any(
-            len(cell.input_ff) == 1
-            and cell.clock is None
-            and re.sub(r"[()\s]", "", function) == next(iter(cell.input_ff))
+    def buffers(self) -> list[Cell]:
+        """Return the cells that only repeat their input."""
+        return [
+            cell
             for cell in self.cells.values()
-            for function in cell.functions.values()
-        )
+            if len(cell.input_ff) == 1
+            and cell.clock is None
+            and [re.sub(r"[()\s]", "", function) for function in cell.functions.values()] == list(cell.input_ff)
+        ]
 
     def smallest_inverter(self) -> Cell:
         """Return the inverter with the least input capacitance.

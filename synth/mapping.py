@@ -112,7 +112,7 @@ def file_target(path: Path) -> Target:
     library.smallest_inverter()
     if not any(cell.clock is not None and cell.setup for cell in library.cells.values()):
         raise UserError(f"{path.name}: no flip-flop with a setup time, so nothing can be mapped to it")
-    if not library.has_buffer():
+    if not library.buffers():
         raise UserError(f"{path.name}: no buffer (a cell whose output is its one input), without which ABC fails")
     return Target(library, path.read_text(errors="replace"), path.name, given=True)
 
