@@ -138,7 +138,7 @@ def alone(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Alone:
     ready = np.where(d.destination == TO_ACCUMULATORS, last_beat + c.queue, results)
     one, pair = geometric(timing.stall), geometric(timing.stall, 2)
     sent = ready + c.write_start + d.lines * (1 + pair) - 1
-    acknowledged = sent + timing.write_latency_cycles + one + c.write_return
+    acknowledged = sent + c.line_queue + timing.write_latency_cycles + one + c.write_return
     passed = np.where(d.destination == TO_MEMORY, sent + 1, ready)
     completed = passed + c.retire
     completed = np.where(d.destination == TO_MEMORY, np.maximum(completed, acknowledged + c.write_end), completed)
@@ -185,7 +185,7 @@ def interval(config: NdpConfig, demands: Demands, timing: MemoryTiming) -> Inter
     one, pair = geometric(timing.stall), geometric(timing.stall, 2)
     taken = c.engine_job - 1  # from offered to taken by the queue engine
     sending = 1 + c.write_start + d.lines * (1 + pair)
-    acknowledged = sending + timing.write_latency_cycles + one + c.write_return + c.write_end + taken
+    acknowledged = sending + c.line_queue + timing.write_latency_cycles + one + c.write_return + c.write_end + taken
     results = np.where(d.destination == TO_MEMORY, np.maximum(sending, acknowledged / 2), float(c.retire + taken))
     times = alone(config, demands, timing)
     latency = (times.last_beat - times.given + 1) / c.job_slots

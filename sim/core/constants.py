@@ -36,6 +36,7 @@ class CoreConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: int
     retire: int
     write_start: int
+    line_queue: int
     write_end: int
     read_return: int
     write_return: int

@@ -35,7 +35,7 @@ _ENTRIES = (
 )
 _CYCLES = (
     *("instruction_buffer", "decode", "burst_cut", "burst_request", "rendezvous", "grant", "array", "collect", "queue"),
-    *("retire", "write_start", "write_end", "read_return", "write_return", "engine_job", "slot_arrived"),
+    *("retire", "write_start", "line_queue", "write_end", "read_return", "write_return", "engine_job", "slot_arrived"),
     "acknowledged",
 )
 _MEMORY = ("read_latency", "write_latency", "beat_cycles", "wait_one", "wait_pair", "wait_mean", "wait_spread")

@@ -73,7 +73,8 @@ class CoreTimes:
         c, timing = load_constants(), self._timing
         times = alone(self._config, demands(self._config, self._shapes(_TYPICAL, [1, 1])), timing)
         fetched = c.doorbell + c.engine_job + timing.read_latency_cycles + c.read_return + c.slot_arrived + c.engine_job
-        completed = float((times.completed - times.last_beat)[1]) + c.engine_job + timing.write_latency_cycles
+        completed = float((times.completed - times.last_beat)[1]) + c.engine_job + c.line_queue
+        completed += timing.write_latency_cycles
         self.command_ps = round((fetched + float(times.first_beat[0])) * self._cycle_ps)
         self.completion_ps = round(completed * self._cycle_ps)
 

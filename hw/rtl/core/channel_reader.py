@@ -9,8 +9,8 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from plora.hw.defs.config import NdpConfig
 from plora.hw.rtl.core.bursts import LENGTH_BITS, burst_layout
 from plora.hw.rtl.core.job import JOB_SLOT_BITS, JOB_SLOTS
-from plora.hw.rtl.core.queue import StreamQueue
 from plora.hw.rtl.interfaces import OPERAND_EXPONENT_BITS, WORD_BITS, read_request_layout, read_response_layout
+from plora.hw.rtl.queue import StreamQueue
 
 BURSTS_IN_FLIGHT = 8
 """Bursts of a channel that were asked for and not answered to the end. Of full bursts, enough for a

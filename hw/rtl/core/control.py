@@ -27,12 +27,12 @@ from plora.hw.rtl.core.job import (
     record_layout,
 )
 from plora.hw.rtl.core.operand_loader import OperandLoader, issued_layout, placement_layout
-from plora.hw.rtl.core.queue import StreamQueue, next_index
 from plora.hw.rtl.core.result_writer import ACCOUNTS, lines_bits, result_layout
 from plora.hw.rtl.core.retirement import Retirement, executed_layout
 from plora.hw.rtl.core.sequencer import BeatSequencer, activity_layout, issue_layout
 from plora.hw.rtl.core.weight_reader import WeightReader, weights_layout
 from plora.hw.rtl.interfaces import NUMERIC_BITS, completed_layout
+from plora.hw.rtl.queue import StreamQueue, next_index
 
 read_failure_layout = data.StructLayout({"valid": 1, "slot": JOB_SLOT_BITS})
 """Memory failed a read of the job in that job slot."""

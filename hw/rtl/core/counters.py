@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module
+from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -23,7 +23,7 @@ class Counters(wiring.Component):
         words_read: one bit for each channel from which a word arrives.
         word_written: a line leaves.
         clear: zeroes the values.
-        values: as of the last cycle.
+        values: as of the last cycle but one: what happens is seen late in a cycle, and counted in the next.
     """
 
     def __init__(self, config: NdpConfig) -> None:
@@ -47,11 +47,12 @@ class Counters(wiring.Component):
             "stall_weights": self.activity.stall_weights,
             "stall_input": self.waits_for_input,
             "stall_drain": self.activity.stall_drain,
-            "words_read": sum(self.words_read),
+            "words_read": Value.cast(sum(self.words_read)),
             "words_written": self.word_written,
         }
         for name, step in steps.items():
-            m.d.sync += values[name].eq(values[name] + step)
+            happened = Signal(len(step), name=f"{name}_step")
+            m.d.sync += [happened.eq(step), values[name].eq(values[name] + happened)]
         with m.If(self.clear):
             m.d.sync += values.eq(0)
         return m

@@ -7,8 +7,8 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from plora.hw.defs.config import NdpConfig
-from plora.hw.rtl.core.queue import StreamQueue
 from plora.hw.rtl.interfaces import fetched_layout
+from plora.hw.rtl.queue import StreamQueue
 
 
 class InstructionBuffer(wiring.Component):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
@@ -141,23 +144,10 @@ class ChannelPort(wiring.Component):
             axi.arsize.eq(LOG2_WORD_BYTES),
             axi.arburst.eq(Burst.INCR),
         ]
-        name = data.View(id_layout, axi.rid)
-        ready = []
-        for index, (requester, watch) in enumerate(zip(self.reads, self._read_watches, strict=True)):
-            response = requester.response
-            mine = axi.rvalid & (name.requester == index) & watch.known
-            m.d.comb += [
-                response.payload.data.eq(axi.rdata),
-                response.payload.error.eq(watch.closed | axi.rresp[1]),
-                response.payload.tag.eq(Mux(watch.closed, watch.error_tag, name.tag)),
-                response.valid.eq(watch.error | mine),
-                watch.answer_tag.eq(name.tag),
-                watch.answer_epoch.eq(name.epoch),
-                watch.answered.eq(mine & response.ready),
-                watch.error_taken.eq(watch.error & response.ready),
-            ]
-            ready.append(response.ready | ~watch.known)
-        m.d.comb += axi.rready.eq(Array([*ready, Const(1)])[name.requester])
+        answers = [requester.response for requester in self.reads]
+        for answer in answers:
+            m.d.comb += answer.payload.data.eq(axi.rdata)
+        m.d.comb += axi.rready.eq(self._answer(m, answers, self._read_watches, axi.rvalid, axi.rid, axi.rresp))
 
     def _write(self, m: Module) -> None:
         axi = self.axi
@@ -199,22 +189,40 @@ class ChannelPort(wiring.Component):
             address_taken.eq(turn.any & ~done & (address_taken | axi.awready)),
             data_taken.eq(turn.any & ~done & (data_taken | axi.wready)),
         ]
-        name = data.View(id_layout, axi.bid)
+        acks = [requester.ack for requester in self.writes]
+        m.d.comb += axi.bready.eq(self._answer(m, acks, self._write_watches, axi.bvalid, axi.bid, axi.bresp))
+
+    def _answer(
+        self,
+        m: Module,
+        answers: Sequence[Any],
+        watches: Sequence[AccessWatch],
+        valid: Value,
+        transaction: Value,
+        resp: Value,
+    ) -> Value:
+        """Hand memory's answer, or an error in its stead, to whom it belongs; return whether it is taken.
+
+        Args:
+            answers: to each requester.
+            watches: of each requester.
+            valid, transaction, resp: memory's answer, its id and its outcome.
+        """
+        name = data.View(id_layout, transaction)
         ready = []
-        for index, (requester, watch) in enumerate(zip(self.writes, self._write_watches, strict=True)):
-            ack = requester.ack
-            mine = axi.bvalid & (name.requester == index) & watch.known
+        for index, (answer, watch) in enumerate(zip(answers, watches, strict=True)):
+            mine = valid & (name.requester == index) & watch.known
             m.d.comb += [
-                ack.payload.error.eq(watch.closed | axi.bresp[1]),
-                ack.payload.tag.eq(Mux(watch.closed, watch.error_tag, name.tag)),
-                ack.valid.eq(watch.error | mine),
+                answer.payload.error.eq(watch.closed | resp[1]),
+                answer.payload.tag.eq(Mux(watch.closed, watch.error_tag, name.tag)),
+                answer.valid.eq(watch.error | mine),
                 watch.answer_tag.eq(name.tag),
                 watch.answer_epoch.eq(name.epoch),
-                watch.answered.eq(mine & ack.ready),
-                watch.error_taken.eq(watch.error & ack.ready),
+                watch.answered.eq(mine & answer.ready),
+                watch.error_taken.eq(watch.error & answer.ready),
             ]
-            ready.append(ack.ready | ~watch.known)
-        m.d.comb += axi.bready.eq(Array([*ready, Const(1)])[name.requester])
+            ready.append(answer.ready | ~watch.known)
+        return Array([*ready, Const(1)])[name.requester]
 
 
 def _byte_address(word: Value) -> Value:

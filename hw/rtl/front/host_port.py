@@ -19,6 +19,7 @@ from plora.hw.rtl.front.links import (
     local_of,
 )
 from plora.hw.rtl.interfaces import WORD_BITS, word_address_bits
+from plora.hw.rtl.queue import StreamQueue
 
 BURST_QUEUE = 4
 MIN_LINES_PER_CHANNEL = 8
@@ -28,6 +29,11 @@ burst_layout = data.StructLayout({"id": HOST_ID_BITS, "address": ADDRESS_BITS, "
 
 beat_layout = data.StructLayout({"data": WORD_BITS, "strobe": WORD_BYTES})
 """A beat of write data."""
+
+
+def line_layout(config: NdpConfig) -> data.StructLayout:
+    """A beat of write data on its way to DPA word ``word``."""
+    return data.StructLayout({"word": word_address_bits(config), "beat": beat_layout})
 
 
 def ticket_layout(config: NdpConfig) -> data.StructLayout:
@@ -129,7 +135,7 @@ class HostReader(wiring.Component):
         channels: one `ChannelRead` a channel.
 
     Cycle behaviour: one beat a cycle. A line is asked for only if there is room for its answer, so the
-    channels never wait for the host.
+    channels never wait for the host. Requests are buffered: no path leads from one channel to another within a cycle.
     """
 
     def __init__(self, config: NdpConfig, lines: int) -> None:
@@ -162,13 +168,22 @@ class HostReader(wiring.Component):
         room = _credits(m, depth, asked, given, "room")
 
         channel = splitter.ticket.channel
-        wanted = splitter.valid & order.i.ready & ~splitter.ticket.refused & room.bit_select(channel, 1)
+        m.submodules.words = words = StreamQueue(word_address_bits(config), 2)
+        word_channel, put = channel_of(config, words.output.payload), Signal()
+        m.d.comb += [
+            words.input.valid.eq(
+                splitter.valid & order.i.ready & ~splitter.ticket.refused & room.bit_select(channel, 1)
+            ),
+            words.input.payload.eq(splitter.word),
+            put.eq(words.input.valid & words.input.ready),
+            words.output.ready.eq(Array(port.request.ready for port in self.channels)[word_channel]),
+        ]
         for index, (port, answer) in enumerate(zip(self.channels, answers, strict=True)):
             m.submodules[f"answer_{index}"] = answer
             m.d.comb += [
-                port.request.valid.eq(wanted & (channel == index)),
-                port.request.payload.address.eq(local_of(config, splitter.word)),
-                asked[index].eq(port.request.valid & port.request.ready),
+                port.request.valid.eq(words.output.valid & (word_channel == index)),
+                port.request.payload.address.eq(local_of(config, words.output.payload)),
+                asked[index].eq(put & (channel == index)),
                 answer.i.valid.eq(port.response.valid),
                 answer.i.payload.data.eq(port.response.payload.data),
                 answer.i.payload.error.eq(port.response.payload.error),
@@ -176,7 +191,7 @@ class HostReader(wiring.Component):
                 given[index].eq(answer.o.valid & answer.o.ready),
             ]
         m.d.comb += [
-            splitter.next.eq(splitter.valid & order.i.ready & (splitter.ticket.refused | Cat(*asked).any())),
+            splitter.next.eq((splitter.valid & order.i.ready & splitter.ticket.refused) | put),
             order.i.valid.eq(splitter.next),
             order.i.payload.eq(splitter.ticket),
         ]
@@ -211,7 +226,7 @@ class HostWriter(wiring.Component):
         done: stream of ``{id, resp}``, in the order of the addresses; the worst answer of its beats.
         channels: one `ChannelWrite` a channel.
 
-    Cycle behaviour: one beat a cycle. Beats of a refused burst are swallowed.
+    Cycle behaviour: one beat a cycle, buffered as the reader's requests are. Beats of a refused burst are swallowed.
     """
 
     def __init__(self, config: NdpConfig, lines: int) -> None:
@@ -244,23 +259,32 @@ class HostWriter(wiring.Component):
         room = _credits(m, depth, sent, given, "room")
 
         channel = splitter.ticket.channel
-        present = splitter.valid & beats.o.valid & order.i.ready
-        wanted = present & ~splitter.ticket.refused & room.bit_select(channel, 1)
+        m.submodules.lines = lines = StreamQueue(line_layout(config), 2)
+        line, put, present = lines.output.payload, Signal(), Signal()
+        line_channel = channel_of(config, line.word)
+        m.d.comb += [
+            present.eq(splitter.valid & beats.o.valid & order.i.ready),
+            lines.input.valid.eq(present & ~splitter.ticket.refused & room.bit_select(channel, 1)),
+            lines.input.payload.word.eq(splitter.word),
+            lines.input.payload.beat.eq(beats.o.payload),
+            put.eq(lines.input.valid & lines.input.ready),
+            lines.output.ready.eq(Array(port.line.ready for port in self.channels)[line_channel]),
+        ]
         for index, (port, ack) in enumerate(zip(self.channels, acks, strict=True)):
             m.submodules[f"ack_{index}"] = ack
             m.d.comb += [
-                port.line.valid.eq(wanted & (channel == index)),
-                port.line.payload.address.eq(local_of(config, splitter.word)),
-                port.line.payload.data.eq(beats.o.payload.data),
-                port.line.payload.strobe.eq(beats.o.payload.strobe),
-                sent[index].eq(port.line.valid & port.line.ready),
+                port.line.valid.eq(lines.output.valid & (line_channel == index)),
+                port.line.payload.address.eq(local_of(config, line.word)),
+                port.line.payload.data.eq(line.beat.data),
+                port.line.payload.strobe.eq(line.beat.strobe),
+                sent[index].eq(put & (channel == index)),
                 ack.i.valid.eq(port.ack.valid),
                 ack.i.payload.eq(port.ack.payload.error),
                 port.ack.ready.eq(ack.i.ready),
                 given[index].eq(ack.o.valid & ack.o.ready),
             ]
         m.d.comb += [
-            splitter.next.eq(present & (splitter.ticket.refused | Cat(*sent).any())),
+            splitter.next.eq((present & splitter.ticket.refused) | put),
             beats.o.ready.eq(splitter.next),
             order.i.valid.eq(splitter.next),
             order.i.payload.eq(splitter.ticket),

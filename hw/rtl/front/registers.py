@@ -47,11 +47,11 @@ _ENTRY_REGISTERS = ("ADDRESS_LO", "ADDRESS_HI", "DATA")
 class _Place(NamedTuple):
     """Where a register address leads."""
 
-    in_queue: Value
-    in_vector: Value
-    index: Value
+    in_queue: Signal
+    in_vector: Signal
+    index: Signal
     """Of the queue or vector."""
-    offset: Value
+    offset: Signal
     """Byte offset in the block of the queue or vector."""
 
 
@@ -157,12 +157,15 @@ class RegisterFile(wiring.Component):
         self._descriptors = descriptors = Signal(REGISTER_BITS)
         self._errors = errors = Signal(REGISTER_BITS)
         self._trips = trips = Signal(REGISTER_BITS)
-        m.d.sync += [
-            cycles.eq(Mux(self.clear_counters, 0, cycles + 1)),
-            descriptors.eq(Mux(self.clear_counters, 0, descriptors + self.queues.descriptor_done)),
-            errors.eq(Mux(self.clear_counters, 0, errors + self.queues.descriptor_failed)),
-            trips.eq(Mux(self.clear_counters, 0, trips + self.tripped)),
-        ]
+        m.d.sync += cycles.eq(Mux(self.clear_counters, 0, cycles + 1))
+        # Events come late in a cycle from other units: they are counted in the next.
+        for counter, event in (
+            (descriptors, self.queues.descriptor_done),
+            (errors, self.queues.descriptor_failed),
+            (trips, self.tripped),
+        ):
+            happened = Signal(name=f"{counter.name}_event")
+            m.d.sync += [happened.eq(event), counter.eq(Mux(self.clear_counters, 0, counter + happened))]
 
     def _write(self, m: Module, port: memory.WritePort, entry_port: memory.WritePort) -> None:
         bus, count = self.s_io, len(CONFIG_REGISTERS)
@@ -264,7 +267,9 @@ class RegisterFile(wiring.Component):
     def _read(self, m: Module, port: memory.ReadPort, entry_port: memory.ReadPort) -> None:
         bus = self.s_io
         address = Signal(MMIO_BITS)
-        place = self._locate(m, address, "read")
+        # Where the address leads is found as it comes, and stands in registers from then on.
+        found = self._locate(m, bus.araddr, "read")
+        place = _Place(*(Signal.like(value, name=f"{value.name}_held") for value in found))
         queue, offset = place.index, place.offset
         cycles_high = Signal(REGISTER_BITS)
         m.d.comb += [
@@ -277,7 +282,10 @@ class RegisterFile(wiring.Component):
             with m.State("WAIT"):
                 m.d.comb += bus.arready.eq(1)
                 with m.If(bus.arvalid):
-                    m.d.sync += address.eq(bus.araddr)
+                    m.d.sync += [
+                        address.eq(bus.araddr),
+                        *(held.eq(value) for held, value in zip(place, found, strict=True)),
+                    ]
                     m.next = "LOOK_UP"
             with m.State("LOOK_UP"):
                 m.next = "GATHER"

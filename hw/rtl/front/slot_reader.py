@@ -42,10 +42,11 @@ class SlotReader(wiring.Component):
         slot: stream of `slot_layout`, in the order of the requests.
         channels: one `ChannelRead` a channel.
 
-    Cycle behaviour: a request goes to its channel in the cycle in which it is taken; an answer can be
-    at ``slot`` in the cycle after it came. One answer is taken a cycle; channels that answer in the same
-    cycle take turns. The tag of a read is its place in the ring of entries, so answers may come in
-    any order.
+    Cycle behaviour: a request goes to its channel in the cycle in which it is taken. An answer is taken in the
+    cycle after it is seen, and can be at ``slot`` two cycles later. One answer is taken a cycle; channels that
+    answer in the same cycle take turns, and one channel's answers are taken every other cycle at most. Which it
+    is stands in registers, so that no path leads from one channel to another within a cycle. The tag of a read is its
+    place in the ring of entries, so answers may come in any order.
     """
 
     def __init__(self, config: NdpConfig) -> None:
@@ -80,35 +81,36 @@ class SlotReader(wiring.Component):
             room.eq(in_use != READERS),
             request.ready.eq(room & Array(port.request.ready for port in self.channels)[channel]),
             asked.eq(request.valid & request.ready),
-            self.slot.payload.eq(entries[head]),
-            self.slot.valid.eq(arrived.bit_select(head, 1)),
-            given.eq(self.slot.valid & self.slot.ready),
+            given.eq(arrived.bit_select(head, 1) & (~self.slot.valid | self.slot.ready)),
         ]
+        with m.If(~self.slot.valid | self.slot.ready):
+            m.d.sync += [self.slot.valid.eq(given), self.slot.payload.eq(entries[head])]
         m.d.sync += in_use.eq(in_use + asked - given)
         with m.If(asked):
             m.d.sync += tail.eq(tail + 1)
         with m.If(given):
             m.d.sync += [head.eq(head + 1), arrived.bit_select(head, 1).eq(0)]
 
+        # The channel whose answer is taken in this cycle.
+        chosen = Signal(config.channels)
         m.submodules.turn = turn = RoundRobin(config.channels)
         m.d.comb += [
-            turn.requests.eq(Cat(port.response.valid for port in self.channels)),
+            turn.requests.eq(Cat(port.response.valid for port in self.channels) & ~chosen),
             turn.taken.eq(turn.any),
         ]
-        with m.Switch(turn.grant):
-            for index, port in enumerate(self.channels):
-                with m.Case(index):
-                    answer = port.response.payload
-                    m.d.comb += port.response.ready.eq(port.response.valid)
-                    with m.If(port.response.valid):
-                        m.d.sync += [
-                            entries[answer.tag].descriptor.eq(answer.data[:DESCRIPTOR_BITS]),
-                            entries[answer.tag].scale.eq(answer.data[8 * SOFTMAX_SCALE_OFFSET :][:SCALE_BITS]),
-                            entries[answer.tag]
-                            .exponents.as_value()
-                            .eq(answer.data[8 * EXPONENTS_OFFSET :][: exponents_layout.size]),
-                            entries[answer.tag].valid.eq(answer.data[8 * VALID_OFFSET :][:VALID_BITS]),
-                            entries[answer.tag].error.eq(answer.error),
-                            arrived.bit_select(answer.tag, 1).eq(1),
-                        ]
+        m.d.sync += chosen.eq(Cat(turn.any & (turn.grant == index) for index in range(config.channels)))
+        for taken, port in zip(chosen, self.channels, strict=True):
+            answer = port.response.payload
+            m.d.comb += port.response.ready.eq(taken)
+            with m.If(taken & port.response.valid):
+                m.d.sync += [
+                    entries[answer.tag].descriptor.eq(answer.data[:DESCRIPTOR_BITS]),
+                    entries[answer.tag].scale.eq(answer.data[8 * SOFTMAX_SCALE_OFFSET :][:SCALE_BITS]),
+                    entries[answer.tag]
+                    .exponents.as_value()
+                    .eq(answer.data[8 * EXPONENTS_OFFSET :][: exponents_layout.size]),
+                    entries[answer.tag].valid.eq(answer.data[8 * VALID_OFFSET :][:VALID_BITS]),
+                    entries[answer.tag].error.eq(answer.error),
+                    arrived.bit_select(answer.tag, 1).eq(1),
+                ]
         return m

@@ -16,7 +16,7 @@ struct Settings {
     int64_t completion_writes, backoff_log2;
     // and cycles.
     double instruction_buffer, decode, burst_cut, burst_request, rendezvous, grant, array, collect, queue;
-    double retire, write_start, write_end, read_return, write_return, engine_job, slot_arrived, acknowledged;
+    double retire, write_start, line_queue, write_end, read_return, write_return, engine_job, slot_arrived, acknowledged;
     // Memory: latencies and word interval in cycles, expected waits where it is not always ready.
     double read_latency, write_latency, beat_cycles;
     double wait_one;     // for one side to be ready

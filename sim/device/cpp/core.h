@@ -490,7 +490,7 @@ class Core {
             if (ready == kUnknown) return;
             double sent = ready - 1, acknowledged = 0;
             if (!job.refused && job.demand.destination == kMemory && job.emptied == kUnknown) {
-                double offer = ready + s_.write_start;
+                double offer = ready + (s_.write_start + s_.line_queue);
                 for (int64_t line = 0; line < job.demand.lines; ++line) {
                     const Channels::Written written = channels_.write_line(job.demand.result_line + line, offer);
                     job.read_out = offer - 1;
@@ -500,7 +500,7 @@ class Core {
                 }
             }
             if (job.emptied != kUnknown) {
-                sent = job.emptied;
+                sent = job.emptied - s_.line_queue;
                 acknowledged = job.acknowledged;
             }
             if (before == kUnknown) return;

@@ -265,8 +265,8 @@ class Engine {
         }
         const int64_t count = ring.done++;
         const int64_t line = ring.result_line + count % ring.depth * ring.result_lines;
-        const Channels::Written written = channels_.write_line(line, cycle + s_.engine_job);
-        line_free_ = written.taken + 1;
+        const Channels::Written written = channels_.write_line(line, cycle + (s_.engine_job + s_.line_queue));
+        line_free_ = written.taken;
         writes_.push_back({written.stored + (s_.write_return + s_.acknowledged), &ring});
         completions.push_back({ring.index, count, posted.tag, posted.fetched, job.first_beat, job.last_beat, written.stored});
         ring.posted.erase(count);

@@ -84,7 +84,9 @@ def test_a_recorded_host_finds_the_same_order_and_times(
         allowed = max(8, 0.03 * (theirs.cycle - begin))
         assert ours.cycle >= theirs.since - allowed, f"descriptor {theirs.number}"
         assert ours.since <= theirs.cycle + allowed, f"descriptor {theirs.number}"
-        assert ours.span_cycles == pytest.approx(theirs.span_cycles, rel=0.03, abs=8)
+        # Lines of the host meet those of the device on the same channel, or not, by a cycle more or less before: that
+        # makes up to 10 cycles here, whatever the latencies.
+        assert ours.span_cycles == pytest.approx(theirs.span_cycles, rel=0.03, abs=12)
     assert predicted.call_cycles[-1] == pytest.approx(measured.call_cycles[-1], rel=0.01, abs=8)
 
 

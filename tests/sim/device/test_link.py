@@ -78,7 +78,7 @@ def test_the_test_bench_has_sixteen_lines_under_way() -> None:
         departed.append(path.depart(0.0, store=False))
         path.answer(path.reach(departed[-1], store=False) + 100, store=False)
     assert departed[:16] == list(range(16))
-    assert departed[16] == departed[0] + 105
+    assert departed[16] == departed[0] + 106
 
 
 def test_weights_read_line_by_line_take_what_a_public_simulator_says() -> None:
