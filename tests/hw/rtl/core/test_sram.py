@@ -34,8 +34,13 @@ class Access(NamedTuple):
 
 
 def make_sram() -> Sram:
-    """The memory of these tests."""
+    """The memory of these tests, in one piece."""
     return Sram(width=WIDTH, depth=DEPTH, lane_bits=LANE_BITS)
+
+
+def make_banked_sram() -> Sram:
+    """The same memory of three banks, the last of which is larger than what is left for it."""
+    return Sram(width=WIDTH, depth=DEPTH, lane_bits=LANE_BITS, macro_bits=2 * WIDTH)
 
 
 def accesses(count: int) -> list[Access]:
@@ -62,8 +67,8 @@ def expected(chosen: list[Access]) -> list[int | None]:
     return result
 
 
-def amaranth(chosen: list[Access]) -> list[int]:
-    dut, shown = make_sram(), []
+def amaranth(chosen: list[Access], make: Callable[[], Sram]) -> list[int]:
+    dut, shown = make(), []
 
     async def bench(ctx: Any) -> None:
         for read, write, lanes, data in chosen:
@@ -79,9 +84,9 @@ def amaranth(chosen: list[Access]) -> list[int]:
     return shown
 
 
-def verilator(chosen: list[Access]) -> list[int]:
-    verilog = cached_verilog("tests.hw.rtl.core.test_sram:make_sram", name="sram_bench")
-    assert "plora_sram" in verilog
+def verilator(chosen: list[Access], make: Callable[[], Sram]) -> list[int]:
+    verilog = cached_verilog(f"tests.hw.rtl.core.test_sram:{make.__name__}", name="sram_bench")
+    assert verilog.count("plora_sram #(") == (1 if make is make_sram else 3) + 1, "instances, and the module itself"
     path = build_library(verilog, top="sram_bench", harness=Path(__file__).resolve().parent / "cpp")
     columns = [np.array(column, np.int32) for column in zip(*chosen, strict=True)]
     shown = np.zeros(len(chosen), np.int32)
@@ -90,10 +95,13 @@ def verilator(chosen: list[Access]) -> list[int]:
     return [int(word) for word in shown]
 
 
+@pytest.mark.parametrize("make", [make_sram, make_banked_sram], ids=["one piece", "banks"])
 @pytest.mark.parametrize("simulator", [amaranth, verilator], ids=["amaranth", "verilator"])
-def test_it_reads_what_was_there_before_the_edge_and_holds_it(simulator: Callable[[list[Access]], list[int]]) -> None:
+def test_it_reads_what_was_there_before_the_edge_and_holds_it(
+    simulator: Callable[[list[Access], Callable[[], Sram]], list[int]], make: Callable[[], Sram]
+) -> None:
     chosen = accesses(400)
-    shown = simulator(chosen)
+    shown = simulator(chosen, make)
     for index, (is_word, wanted) in enumerate(zip(shown, expected(chosen), strict=True)):
         assert wanted is None or is_word == wanted, f"access {index}: {chosen[index - 1 : index + 1]}"
 
@@ -101,3 +109,4 @@ def test_it_reads_what_was_there_before_the_edge_and_holds_it(simulator: Callabl
 def test_lanes_that_do_not_divide_the_word_and_a_single_word_are_refused() -> None:
     refused("not 10 and 4", lambda: Sram(width=10, depth=4, lane_bits=4))
     refused("depth must be at least 2, not 1", lambda: Sram(width=8, depth=1))
+    refused("at least two words of 8 bits, not 15", lambda: Sram(width=8, depth=4, macro_bits=15))
