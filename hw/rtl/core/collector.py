@@ -31,10 +31,10 @@ class ResultCollector(wiring.Component):
     (`plora.hw.defs.queue.ANCHOR_FIELDS`); the array pauses for it.
 
     Ports:
-        results: from the softmax path; they come late in a cycle, and are looked at in the next.
+        results: from the softmax path.
         state_pair, state_enable: at an edge with ``state_enable`` that pair of states comes to ``states``.
         states: of both rows in the softmax unit.
-        write: to the output buffer, two cycles after ``results``.
+        write: to the output buffer, one cycle later.
         collected: with the last write of a job.
     """
 
@@ -53,10 +53,8 @@ class ResultCollector(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        config = self._config
+        config, results = self._config, self.results.payload
         channels = config.channels
-        results, there = Signal(values_layout(config), name="taken", reset_less=True), Signal()
-        m.d.sync += [results.eq(self.results.payload), there.eq(self.results.valid)]
         tag = data.View(result_tag_layout(config), results.tag)
 
         exists, before = values_here(m, config, tag, results.tap_index)
@@ -65,7 +63,7 @@ class ResultCollector(wiring.Component):
         lane = place[:LANE_BITS]
         write = self.write
         m.d.sync += [
-            write.valid.eq(there & exists.any()),
+            write.valid.eq(self.results.valid & exists.any()),
             write.region.eq(tag.region),
             write.word.eq(tag.word + place[LANE_BITS:]),
             write.lanes.eq((exists << lane)[:WORD_VALUES]),
@@ -84,7 +82,7 @@ class ResultCollector(wiring.Component):
         for bit in range(NUMERIC_BITS):
             first, second = (Cat(results.numeric[row][q][bit] for q in range(channels)) for row in range(PE_ROWS))
             m.d.comb += flags[bit].eq(((first | Mux(results.second_row, second, 0)) & exists).any())
-        m.d.comb += last.eq(there & results.last_tap)
+        m.d.comb += last.eq(self.results.valid & results.last_tap)
 
         # The anchors of the two rows, in the word after that of the last values.
         anchors_next, ends_next = Signal(), Signal()
@@ -106,11 +104,11 @@ class ResultCollector(wiring.Component):
 
         with m.If(ends):
             m.d.sync += numeric.eq(0)
-        with m.Elif(there):
+        with m.Elif(self.results.valid):
             m.d.sync += numeric.eq(numeric | flags)
         m.d.sync += [
             self.collected.valid.eq(ends),
-            self.collected.numeric.eq(numeric | Mux(there, flags, 0)),
+            self.collected.numeric.eq(numeric | Mux(self.results.valid, flags, 0)),
         ]
         return m
 

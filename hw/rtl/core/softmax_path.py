@@ -49,15 +49,15 @@ def values_here(m: Module, config: NdpConfig, tag: data.View, tap_index: Value) 
     """Return which of a tap's ``channels`` values are of output rows that exist, and the output rows before the tap."""
     channels = config.channels
     before = Signal(range(max_group_rows(config) + 1), name="before")
-    left = Signal(range(max_group_rows(config) + 1), name="left")
-    here = Signal(range(channels + 1), name="here")
-    m.d.comb += [
-        # With several taps every channel is its own part.
-        before.eq(tap_index << channel_bits(config)),
-        left.eq(Mux(before < tag.rows, tag.rows - before, 0)),
-        here.eq(Mux(left < channels >> tag.split_log2, left, channels >> tag.split_log2)),
-    ]
-    return Cat(q < here for q in range(channels)), before
+    # With several taps every channel is its own part.
+    m.d.comb += before.eq(tap_index << channel_bits(config))
+    # All comparisons side by side, each with a number known here: this lies on a long path.
+    exists = Signal(channels, name="exists")
+    taps = max_group_rows(config) // channels
+    for q in range(channels):
+        of_row = Cat(tag.rows > tap * channels + q for tap in range(taps)).bit_select(tap_index, 1)
+        m.d.comb += exists[q].eq(of_row & (channels >> tag.split_log2 > q))
+    return exists, before
 
 
 def _bank(tag: data.View) -> Value:

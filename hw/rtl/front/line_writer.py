@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Module
+from amaranth.hdl import Cat, Module
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -66,7 +66,9 @@ class LineWriter(wiring.Component):
                 port.line.payload.tag.eq(line.payload.tag),
                 port.line.valid.eq(line.valid & (channel == index)),
             ]
-        m.d.comb += line.ready.eq(Array(port.line.ready for port in self.channels)[channel])
+        m.d.comb += line.ready.eq(
+            Cat((channel == index) & port.line.ready for index, port in enumerate(self.channels)).any()
+        )
 
         m.submodules.turn = turn = RoundRobin(config.channels)
         m.d.comb += [

@@ -147,10 +147,9 @@ class RegisterFile(wiring.Component):
     def _watch_clock(self, m: Module) -> None:
         self._watchdog = Signal(REGISTER_BITS, init=RESET_WATCHDOG)
         elapsed = Signal(REGISTER_BITS)
-        m.d.sync += elapsed.eq(elapsed + 1)
+        m.d.sync += [elapsed.eq(elapsed + 1), self.tick.eq(0)]
         with m.If(elapsed + 1 >= self._watchdog):
-            m.d.sync += elapsed.eq(0)
-            m.d.comb += self.tick.eq(self._watchdog != 0)
+            m.d.sync += [elapsed.eq(0), self.tick.eq(self._watchdog != 0)]
 
     def _counters(self, m: Module) -> None:
         self._cycles = cycles = Signal(2 * REGISTER_BITS)

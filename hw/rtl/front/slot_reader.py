@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+
 from amaranth.hdl import Array, Cat, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -10,8 +13,13 @@ from plora.hw.defs.config import NdpConfig
 from plora.hw.defs.descriptor import DESCRIPTOR_BITS
 from plora.hw.defs.queue import EXPONENTS_OFFSET, SOFTMAX_SCALE_OFFSET, VALID_OFFSET
 from plora.hw.rtl.front.links import TAG_BITS, ChannelRead, channel_of, local_of
-from plora.hw.rtl.front.round_robin import RoundRobin
-from plora.hw.rtl.interfaces import SCALE_BITS, descriptor_layout, exponents_layout, word_address_bits
+from plora.hw.rtl.interfaces import (
+    SCALE_BITS,
+    descriptor_layout,
+    exponents_layout,
+    read_response_layout,
+    word_address_bits,
+)
 
 READERS = 1 << TAG_BITS
 """Lines on their way at a time: what hides the latency of memory between two descriptors."""
@@ -42,11 +50,9 @@ class SlotReader(wiring.Component):
         slot: stream of `slot_layout`, in the order of the requests.
         channels: one `ChannelRead` a channel.
 
-    Cycle behaviour: a request goes to its channel in the cycle in which it is taken. An answer is taken in the
-    cycle after it is seen, and can be at ``slot`` two cycles later. One answer is taken a cycle; channels that
-    answer in the same cycle take turns, and one channel's answers are taken every other cycle at most. Which it
-    is stands in registers, so that no path leads from one channel to another within a cycle. The tag of a read is its
-    place in the ring of entries, so answers may come in any order.
+    Cycle behaviour: a request goes to its channel in the cycle in which it is taken; an answer can be
+    at ``slot`` two cycles after it came. Answers are taken as they come, from all channels at once. The tag of a read
+    is its place in the ring of entries, so answers may come in any order.
     """
 
     def __init__(self, config: NdpConfig) -> None:
@@ -91,26 +97,32 @@ class SlotReader(wiring.Component):
         with m.If(given):
             m.d.sync += [head.eq(head + 1), arrived.bit_select(head, 1).eq(0)]
 
-        # The channel whose answer is taken in this cycle.
-        chosen = Signal(config.channels)
-        m.submodules.turn = turn = RoundRobin(config.channels)
-        m.d.comb += [
-            turn.requests.eq(Cat(port.response.valid for port in self.channels) & ~chosen),
-            turn.taken.eq(turn.any),
-        ]
-        m.d.sync += chosen.eq(Cat(turn.any & (turn.grant == index) for index in range(config.channels)))
-        for taken, port in zip(chosen, self.channels, strict=True):
-            answer = port.response.payload
-            m.d.comb += port.response.ready.eq(taken)
-            with m.If(taken & port.response.valid):
+        # Every read has an entry of its own, so the answers of all channels can be taken at once.
+        fields = {
+            "descriptor": slice(0, DESCRIPTOR_BITS),
+            "scale": slice(8 * SOFTMAX_SCALE_OFFSET, 8 * SOFTMAX_SCALE_OFFSET + SCALE_BITS),
+            "exponents": slice(8 * EXPONENTS_OFFSET, 8 * EXPONENTS_OFFSET + exponents_layout.size),
+            "valid": slice(8 * VALID_OFFSET, 8 * VALID_OFFSET + VALID_BITS),
+        }
+        for port in self.channels:
+            m.d.comb += port.response.ready.eq(1)
+        for tag in range(READERS):
+            comes = [port.response.valid & (port.response.payload.tag == tag) for port in self.channels]
+            answer = Signal(read_response_layout, name=f"answer_{tag}")
+            m.d.comb += answer.eq(
+                reduce(
+                    or_,
+                    (
+                        Cat(port.response.payload.data, port.response.payload.error)
+                        & come.replicate(answer.shape().size)
+                        for come, port in zip(comes, self.channels, strict=True)
+                    ),
+                )
+            )
+            with m.If(Cat(comes).any()):
                 m.d.sync += [
-                    entries[answer.tag].descriptor.eq(answer.data[:DESCRIPTOR_BITS]),
-                    entries[answer.tag].scale.eq(answer.data[8 * SOFTMAX_SCALE_OFFSET :][:SCALE_BITS]),
-                    entries[answer.tag]
-                    .exponents.as_value()
-                    .eq(answer.data[8 * EXPONENTS_OFFSET :][: exponents_layout.size]),
-                    entries[answer.tag].valid.eq(answer.data[8 * VALID_OFFSET :][:VALID_BITS]),
-                    entries[answer.tag].error.eq(answer.error),
-                    arrived.bit_select(answer.tag, 1).eq(1),
+                    *(entries[tag][name].eq(answer.data[place]) for name, place in fields.items()),
+                    entries[tag].error.eq(answer.error),
+                    arrived[tag].eq(1),
                 ]
         return m

@@ -115,7 +115,7 @@ def test_a_device_without_a_core_has_none_and_presets_say_which_times_count() ->
         resolved = resolve(RunOptions(preset=name))  # type: ignore[arg-type]
         assert (machine_of(resolved, resolved.systems[0]).core is not None) == there
     stated = resolve(RunOptions(costs={"device_timing": "stated"}))
-    assert machine_of(stated, stated.systems[0]).command_ps == 109_000
+    assert machine_of(stated, stated.systems[0]).command_ps == 108_000
 
 
 def test_every_row_count_of_a_serving_batch_has_a_time() -> None:
