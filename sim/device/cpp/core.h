@@ -493,7 +493,7 @@ class Core {
                 double offer = ready + (s_.write_start + s_.line_queue);
                 for (int64_t line = 0; line < job.demand.lines; ++line) {
                     const Channels::Written written = channels_.write_line(job.demand.result_line + line, offer);
-                    job.read_out = offer - 1;
+                    job.read_out = offer - (1 + s_.line_queue);
                     job.emptied = written.taken;
                     job.acknowledged = std::max(job.acknowledged + 1, written.stored + s_.write_return);
                     offer = written.taken + 1;

@@ -84,7 +84,7 @@ DOCUMENTED = {
     "descriptor in the core -> operand read": 19,
     "descriptor in the core -> weights read": 20,
     "first word of memory -> first beat": 3,
-    "last beat -> last result line": 15,
+    "last beat -> last result line": 14,
     "last acknowledgement -> report": 5,
     "report -> completion line": 2,
     "completion acknowledged -> interrupt": 9,
