@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plora.hw.defs.config import NdpConfig
-from plora.hw.defs.descriptor import MAX_OPERAND_BYTES, Descriptor, Source
+from plora.hw.defs.descriptor import MAX_OPERAND_BYTES, Descriptor, DType, Source
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.packing import INTEGER_MIN_COLUMNS, expansion_log2, pack_geometry, pack_geometry_transposed
 from plora.hw.defs.port import DevicePort
@@ -28,13 +28,13 @@ from plora.hw.defs.status import Status
 from plora.sim.device.stream import Entry, Stream
 from plora.sim.functional.device import FunctionalDevice
 from plora.sim.functional.layout import (
-    Matrix,
     gpu_operand_bytes,
     pack_integers,
     pack_operand,
     pack_transposed,
     pack_transposed_integers,
 )
+from plora.sim.golden.bf16 import from_float
 from plora.sim.golden.integers import quantize
 
 FIRST_PASS = 1
@@ -98,13 +98,19 @@ def operands(entry: Entry, config: NdpConfig) -> tuple[bytes, bytes]:
     rng = np.random.default_rng(entry.seed)
     device = gpu = b""
     if d.device_rows and d.device_columns and _packed_bytes(d, config) <= MAX_OPERAND_BYTES:
-        values = rng.standard_normal((d.device_rows, d.device_columns), dtype=np.float32).astype(np.float16)
+        values = _random_values(rng, (d.device_rows, d.device_columns), d.dtype)
         device = _packed(values, d, config)
     if d.source == Source.SLOT and d.gpu_rows and d.gpu_columns and d.gpu_rows * d.gpu_columns < 1 << 19:
         rng = np.random.default_rng((entry.seed, 1))
-        values = rng.standard_normal((d.gpu_rows, d.gpu_columns), dtype=np.float32).astype(np.float16)
+        values = _random_values(rng, (d.gpu_rows, d.gpu_columns), d.dtype)
         gpu = gpu_operand_bytes(values, config)
     return device, gpu
+
+
+def _random_values(rng: np.random.Generator, shape: tuple[int, int], dtype: int) -> npt.NDArray[Any]:
+    """Standard normal values as bit patterns of the type."""
+    values = rng.standard_normal(shape, dtype=np.float32)
+    return from_float(values) if dtype == DType.BF16 else values.astype(np.float16)
 
 
 def _packed_bytes(d: Descriptor, config: NdpConfig) -> int:
@@ -113,12 +119,16 @@ def _packed_bytes(d: Descriptor, config: NdpConfig) -> int:
     return pack_geometry(config, d.device_rows, d.device_columns, d.dtype).packed_bytes
 
 
-def _packed(values: Matrix, d: Descriptor, config: NdpConfig) -> bytes:
+def _packed(values: npt.NDArray[Any], d: Descriptor, config: NdpConfig) -> bytes:
     """``values`` (N x K) as the device operand of ``d``, if need be as integers."""
-    if not expansion_log2(d.dtype):
-        return pack_transposed(values.T, config) if d.transpose else pack_operand(values, config)
     if d.transpose:
-        return pack_transposed_integers(quantize(values.T, d.dtype), config, d.dtype)
+        geometry = pack_geometry_transposed(config, d.device_rows, d.device_columns, d.dtype)
+        stride = geometry.stride(d.device_bytes)
+        if expansion_log2(d.dtype):
+            return pack_transposed_integers(quantize(values.T, d.dtype), config, d.dtype, stride)
+        return pack_transposed(values.T, config, stride)
+    if not expansion_log2(d.dtype):
+        return pack_operand(values, config)
     if d.device_columns < INTEGER_MIN_COLUMNS:
         return b""  # the device refuses it
     return pack_integers(quantize(values, d.dtype), config, d.dtype)

@@ -11,7 +11,13 @@ import numpy as np
 from plora.hw.defs.config import KEPT_MAX_VALUES, KEPT_ROW_WORDS, PE_ROWS, WORD_VALUES, NdpConfig, preset
 from plora.hw.defs.descriptor import MAX_OPERAND_BYTES
 from plora.hw.defs.legality import kept_column_limit
-from plora.hw.defs.packing import ceil_div, operand_row_stripes, pack_geometry, result_row_words
+from plora.hw.defs.packing import (
+    ceil_div,
+    operand_row_stripes,
+    pack_geometry,
+    pack_geometry_transposed,
+    result_row_words,
+)
 from plora.sim.core.memory import MemoryTiming
 
 Row = dict[str, object]
@@ -155,8 +161,10 @@ class _Maker:
         while ceil_div(rows, PE_ROWS) * operand_row_stripes(config, dims) > config.input_half_stripes:
             rows //= 2
         pairs = ceil_div(rows, PE_ROWS)
-        # A stripe less than an operand may have: the last row group of either may be padded.
-        fit = (MAX_OPERAND_BYTES - config.stripe_bytes * ceil_div(dims, WORD_VALUES)) // (2 * dims)
+        # A stripe less than an operand may have: the last row group of keys may be padded, and dims of values are.
+        geometry = pack_geometry_transposed(config, dims, 1)
+        padded = geometry.groups * geometry.group_rows
+        fit = (MAX_OPERAND_BYTES - config.stripe_bytes * ceil_div(padded, WORD_VALUES)) // (2 * padded)
         beats = self._max_beats * config.stripe_values // (2 * dims * pairs)
         most = min(kept_column_limit(config, pairs, softmax=True), fit, beats)
         parts = min(int(rng.integers(1, 4)), max(1, most // WORD_VALUES))
@@ -175,7 +183,13 @@ class _Maker:
             }
             for part, tokens in enumerate(tiles)
         ]
-        value = {"device_rows": dims, "device_columns": sum(tiles), "gpu_rows": rows, "source": "kept", "transpose": 1}
+        tokens = sum(tiles)
+        value: Row = {"device_rows": dims, "device_columns": tokens, "gpu_rows": rows, "source": "kept", "transpose": 1}
+        if rng.random() < 0.5:
+            # The tile has room for more tokens: its groups of dims lie apart.
+            geometry = pack_geometry_transposed(config, dims, tokens)
+            most = min(2 * geometry.beats + 8, MAX_OPERAND_BYTES // geometry.packed_bytes(1))
+            value["device_bytes"] = geometry.packed_bytes(self._spread(geometry.beats, most))
         return [*scores, value]
 
     def turns(self) -> list[Row]:

@@ -22,6 +22,7 @@ class CoreConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     records: int
     finished: int
     burst_cut: int
+    burst_skip: int
     burst_request: int
     request_queue: int
     bursts_in_flight: int
@@ -33,6 +34,8 @@ class CoreConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     collect: int
     softmax: int
     softmax_settle: int
+    softmax_stored: int
+    p_scaler: int
     queue: int
     retire: int
     write_start: int

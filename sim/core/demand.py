@@ -29,9 +29,9 @@ TO_MEMORY, TO_KEPT, TO_ACCUMULATORS = range(3)
 class Shapes:
     """The fields of descriptors that decide their time, as arrays of equal length.
 
-    ``device_stripe``, ``operand_stripe`` and ``result_line`` say where the device operand, the GPU operand
-    and the result begin: in stripes and lines from DPA 0. Only their place within a page and their
-    channel matter.
+    ``device_bytes`` says how far apart the groups of a transposed operand lie (0: side by side).
+    ``device_stripe``, ``operand_stripe`` and ``result_line`` say where the device operand, the GPU operand and the
+    result begin: in stripes and lines from DPA 0. Only their place within a page and their channel matter.
     """
 
     op: Ints
@@ -44,6 +44,7 @@ class Shapes:
     acc_out: Ints
     transpose: Ints
     dtype: Ints
+    device_bytes: Ints
     device_stripe: Ints
     operand_stripe: Ints
     result_line: Ints
@@ -80,6 +81,9 @@ class Demand(NamedTuple):
     group_stripes: int
     frame_beats: int
     frames: int
+    rescale_cycles: int
+    anchor_cycles: int
+    skip: int
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,9 @@ class Demands:
     group_stripes     stripes of a row group in memory; 0: keys that are integers, whose groups have no gaps between
     frame_beats       integers: beats between one stripe of scales and the next; 0 of other types
     frames            stripes of scales, of values those of a group; each takes a cycle, of values in every pass
+    rescale_cycles     cycles between a beat's operand and its weights, in which softmax terms are scaled
+    anchor_cycles     cycles between last beats that the last row group adds: its rows' anchors leave then
+    skip              stripes left out after each row group
     ================  ====================================================================================
     """
 
@@ -140,6 +147,9 @@ class Demands:
     group_stripes: Ints
     frame_beats: Ints
     frames: Ints
+    rescale_cycles: Ints
+    anchor_cycles: Ints
+    skip: Ints
 
     def __len__(self) -> int:
         return len(self.load)
@@ -172,11 +182,7 @@ def _ceil_div(a: Ints, b: Ints | int) -> Ints:
 
 
 def gemm_demands(config: NdpConfig, shapes: Shapes) -> Demands:
-    """Demands of GEMV, GEMM and SOFTMAX; geometry as in `plora.hw.defs.packing`.
-
-    Of a transposed operand whose groups lie apart only the stripes that are read are counted, as if they were
-    neighbours.
-    """
+    """Demands of GEMV, GEMM and SOFTMAX; geometry as in `plora.hw.defs.packing`."""
     n, k, b = shapes.device_rows, shapes.device_columns, shapes.gpu_rows
     constants = load_constants()
     transposed, softmax = shapes.transpose != 0, shapes.op == Op.SOFTMAX
@@ -222,12 +228,15 @@ def gemm_demands(config: NdpConfig, shapes: Shapes) -> Demands:
         split_log2=split_log2,
         begins_terms=(softmax & (shapes.keep == Keep.NEW)).astype(np.int64),
         softmax_cycles=softmax * constants.softmax,
-        # The second row of a pair goes through the softmax unit a cycle behind the first.
-        settle_cycles=transposed * (constants.softmax_settle + (b > 1)),
+        # The second row of the last pair goes through the softmax unit a cycle behind the first.
+        settle_cycles=transposed * (constants.softmax_settle - constants.softmax_stored + (b % PE_ROWS == 0)),
         expansion_log2=expansion,
         group_stripes=np.where(transposed, of_group, ~integers * beats),
         frame_beats=frame_beats,
         frames=frames,
+        rescale_cycles=transposed * constants.p_scaler,
+        anchor_cycles=transposed.astype(np.int64),
+        skip=transposed * np.maximum(shapes.device_bytes // (groups * config.stripe_bytes) - of_group, 0),
     )
 
 

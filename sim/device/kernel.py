@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plora.hw.defs.config import NdpConfig
-from plora.hw.defs.registers import RESET_CHAIN_TIMEOUT, RESET_POLL_INTERVAL
+from plora.hw.defs.registers import RESET_CHAIN_TIMEOUT, RESET_POLL_INTERVAL, RESET_SHARE
 from plora.sim.core.constants import load_constants
 from plora.sim.core.demand import Demand, Demands
 from plora.sim.core.memory import MemoryTiming
@@ -34,8 +34,9 @@ _ENTRIES = (
     *("slot_reads", "completion_writes", "backoff_log2"),
 )
 _CYCLES = (
-    *("instruction_buffer", "decode", "burst_cut", "burst_request", "rendezvous", "grant", "array", "collect", "queue"),
-    *("retire", "write_start", "line_queue", "write_end", "read_return", "write_return", "engine_job", "slot_arrived"),
+    *("instruction_buffer", "decode", "burst_cut", "burst_skip", "burst_request", "rendezvous", "grant", "array"),
+    *("collect", "queue", "retire", "write_start", "line_queue", "write_end", "read_return", "write_return"),
+    *("engine_job", "slot_arrived"),
     "acknowledged",
 )
 _MEMORY = ("read_latency", "write_latency", "beat_cycles", "wait_one", "wait_pair", "wait_mean", "wait_spread")
@@ -47,6 +48,7 @@ class _Settings(ctypes.Structure):
         *((name, ctypes.c_double) for name in (*_CYCLES, *_MEMORY)),
         ("waits", ctypes.c_void_p),
         ("waits_known", ctypes.c_int64),
+        ("share", ctypes.c_int64),
         ("poll_interval", ctypes.c_double),
         ("chain_timeout", ctypes.c_double),
     )
@@ -65,6 +67,7 @@ first and last beat (infinite if it was refused), and in which its completion li
 
 _INTERRUPT = np.dtype([("cycle", np.float64), ("queue", np.int64)])
 _ROOM = 4096
+_SHARE_MASK = 0xFFFF
 
 NEVER = inf
 """A poll interval or chain timeout that does not end within a run."""
@@ -81,6 +84,8 @@ class RingPlace:
     result_line: int
     result_lines: int
     interrupts: bool = False
+    weight: int = 1
+    """Slots read in one turn before another queue has its own."""
 
 
 class Unresolved(NamedTuple):
@@ -99,8 +104,8 @@ def _open() -> ctypes.CDLL:
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "plora_create": (self_t, [ctypes.POINTER(_Settings)]),
         "plora_destroy": (None, [self_t]),
-        "plora_enable": (None, [self_t, i64, i64, i64, i64, i64, i64, i32, f64]),
-        "plora_set_intervals": (None, [self_t, f64, f64]),
+        "plora_enable": (None, [self_t, i64, i64, i64, i64, i64, i64, i64, i32, f64]),
+        "plora_set_registers": (None, [self_t, f64, f64, i64]),
         "plora_disable": (None, [self_t, i64]),
         "plora_busy": (i32, [self_t, i64]),
         "plora_publish": (None, [self_t, i64, i64, i64, f64, i64, pointer, pointer, pointer]),
@@ -163,6 +168,7 @@ class DeviceKernel:
             wait_spread=largest_normal(config.channels) * p**0.5 / (1.0 - p),
             waits=self._waits.ctypes.data,
             waits_known=TABLE,
+            share=RESET_SHARE & _SHARE_MASK,
             poll_interval=poll_interval_cycles,
             chain_timeout=chain_timeout_cycles,
         )
@@ -186,13 +192,20 @@ class DeviceKernel:
             place.submission_lines,
             place.result_line,
             place.result_lines,
+            place.weight,
             place.interrupts,
             cycle,
         )
 
-    def set_intervals(self, poll_interval_cycles: float, chain_timeout_cycles: float) -> None:
-        """Change the registers POLL_INTERVAL and CHAIN_TIMEOUT; a poll interval is at least a cycle."""
-        self._library.plora_set_intervals(self._handle, max(1.0, poll_interval_cycles), chain_timeout_cycles)
+    def set_registers(self, *, poll_interval_cycles: float, chain_timeout_cycles: float, share: int) -> None:
+        """Change the registers POLL_INTERVAL, CHAIN_TIMEOUT and SHARE; a poll interval is at least a cycle.
+
+        Only the core's part of SHARE is modeled.
+        """
+        core_words = share & _SHARE_MASK
+        self._library.plora_set_registers(
+            self._handle, max(1.0, poll_interval_cycles), chain_timeout_cycles, core_words
+        )
 
     def disable(self, queue: int) -> None:
         """Disable a queue: what it has under way ends without a completion."""

@@ -47,7 +47,7 @@ def statuses(stream: Stream) -> list[Status]:
         if aborted[queue]:
             status = Status.CHAIN_ABORTED
         else:
-            verdict = check(d, stream.config, stream.window(queue), chain[queue], entry.softmax_scale)
+            verdict = check(d, stream.config, stream.rings[queue].window, chain[queue], entry.softmax_scale)
             status, chain[queue] = verdict.status, verdict.chain
         aborted[queue] = bool(d.chain) and status is not Status.OK
         if not d.chain:
@@ -70,7 +70,7 @@ def stream_demands(stream: Stream, found: Iterable[Status]) -> Demands:
     )
 
 
-def ring_place(ring: RingSetup, *, interrupts: bool = False) -> RingPlace:
+def ring_place(ring: RingSetup, *, weight: int = 1, interrupts: bool = False) -> RingPlace:
     """A queue's registers as the walk wants them."""
     return RingPlace(
         depth=ring.depth,
@@ -78,6 +78,7 @@ def ring_place(ring: RingSetup, *, interrupts: bool = False) -> RingPlace:
         submission_lines=(1 << ring.submission_slot_log2) // WORD_BYTES,
         result_line=ring.result_base // WORD_BYTES,
         result_lines=(1 << ring.result_slot_log2) // WORD_BYTES,
+        weight=weight,
         interrupts=interrupts,
     )
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from plora.hw.defs.config import VALUE_BYTES, WORD_BYTES, NdpConfig
 from plora.hw.defs.descriptor import FIELDS, Descriptor, DType, Keep, Op, Source, Type
 from plora.hw.defs.errors import UserError
-from plora.hw.defs.legality import QueueWindow, RingSetup
+from plora.hw.defs.legality import RingSetup
 from plora.hw.defs.packing import (
     ceil_div,
     expansion_log2,
@@ -86,11 +86,6 @@ class Stream:
     entries: tuple[Entry, ...]
     rings: Mapping[int, RingSetup]
     memory_bytes: int
-
-    def window(self, queue: int) -> QueueWindow:
-        """What queue ``queue`` may touch."""
-        ring = self.rings[queue]
-        return QueueWindow(ring.base, ring.limit, 1 << ring.submission_slot_log2, 1 << ring.result_slot_log2)
 
     def submission_slot(self, entry: Entry) -> int:
         """DPA of the entry's submission slot."""

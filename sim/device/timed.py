@@ -11,16 +11,14 @@ from math import inf
 from plora.hw.defs.config import WORD_BYTES, NdpConfig
 from plora.hw.defs.descriptor import Descriptor
 from plora.hw.defs.errors import UserError
-from plora.hw.defs.legality import QueueWindow, RingSetup
+from plora.hw.defs.legality import RingSetup
 from plora.hw.defs.queue import (
     LINE_BYTES,
     PASS_BITS,
     RESULT_OFFSET,
     VALID_OFFSET,
     VALID_TAG,
-    exponents_of,
     operand_offset,
-    softmax_scale_of,
     valid_word,
 )
 from plora.hw.defs.registers import QUEUE_BASE, global_offset, queue_offset
@@ -35,6 +33,7 @@ from plora.sim.functional.core import Outcome
 from plora.sim.functional.device import FunctionalDevice
 
 _ENABLE = 1
+_WEIGHT_MASK = 0xFF
 
 
 @dataclass
@@ -245,7 +244,8 @@ class TimedDevice(FunctionalDevice):
         if queue.enabled and not was:
             setup = queue.setup
             opened = self._open[index] = _Open(setup, queue.registers["PASS"])
-            self._kernel.enable(index, ring_place(setup, interrupts=bool(value & ~_ENABLE)), self._now)
+            weight = max(1, queue.registers["WEIGHT"] & _WEIGHT_MASK)
+            self._kernel.enable(index, ring_place(setup, weight=weight, interrupts=bool(value & ~_ENABLE)), self._now)
             for slot in range(setup.depth):
                 self._publish(index, opened, slot, 0.0)
         elif was and not queue.enabled:
@@ -276,8 +276,12 @@ class TimedDevice(FunctionalDevice):
 
     def _apply_mmio(self, offset: int, value: int) -> None:
         super()._apply_mmio(offset, value)
-        if offset in (global_offset("POLL_INTERVAL"), global_offset("CHAIN_TIMEOUT")):
-            self._kernel.set_intervals(self._globals["POLL_INTERVAL"], self._globals["CHAIN_TIMEOUT"])
+        if offset in (global_offset(name) for name in ("POLL_INTERVAL", "CHAIN_TIMEOUT", "SHARE")):
+            self._kernel.set_registers(
+                poll_interval_cycles=self._globals["POLL_INTERVAL"],
+                chain_timeout_cycles=self._globals["CHAIN_TIMEOUT"],
+                share=self._globals["SHARE"],
+            )
 
     def _shift_time(self) -> None:
         self._zero = self._now
@@ -297,23 +301,7 @@ class TimedDevice(FunctionalDevice):
             queue.fault = Status.CHAIN_BROKEN
             self._chain_queue = None
         line = self.memory.read(submission_slot, LINE_BYTES)
-        d = Descriptor.unpack(line)
-        faulty = queue.fault is not Status.OK
-        if faulty:
-            outcome = Outcome(queue.fault)
-        else:
-            window = QueueWindow(setup.base, setup.limit, 1 << setup.submission_slot_log2, 1 << setup.result_slot_log2)
-            first = self._chain_queue is None
-            outcome = self._core.execute(
-                d,
-                window,
-                submission_slot,
-                result_slot,
-                first=first,
-                softmax_scale=softmax_scale_of(line),
-                exponents=exponents_of(line),
-            )
-        self._follow_chain(wanted.queue, d, faulty=faulty)
+        d, outcome = self._execute(wanted.queue, line, submission_slot, result_slot)
         demand = None
         if outcome.status is Status.OK:
             stripe = self.config.stripe_bytes
@@ -325,7 +313,7 @@ class TimedDevice(FunctionalDevice):
         opened.fetched = wanted.number + 1
         valid = valid_word(opened.first_pass + ring_pass)
         self._under_way[wanted.tag] = _UnderWay(wanted.queue, opened, d, outcome, result_slot, valid)
-        self._kernel.resolve(wanted, demand, chain=bool(d.chain) and not faulty)
+        self._kernel.resolve(wanted, demand, chain=self._chain_queue == wanted.queue)
 
     def _finish(self, done: _UnderWay, cycles: float) -> None:
         """A completion line is in memory."""

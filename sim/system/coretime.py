@@ -156,6 +156,7 @@ class CoreTimes:
             acc_out=zero,
             transpose=zero,
             dtype=zero,
+            device_bytes=zero,
             device_stripe=zero,
             operand_stripe=zero,
             result_line=zero,

@@ -51,6 +51,7 @@ def random_shapes(config: NdpConfig, count: int, rows: int, columns: int, *, fix
         acc_out=zero,
         transpose=zero,
         dtype=zero,
+        device_bytes=zero,
         device_stripe=rng.integers(0, 1 << 20, count),
         operand_stripe=rng.integers(0, 1 << 20, count),
         result_line=rng.integers(0, 1 << 20, count),

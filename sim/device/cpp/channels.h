@@ -32,14 +32,19 @@ class Channels {
         const double start = request + s_.read_latency + s_.read_return;
         if (start > free_) {
             const double idle = start - free_;
-            origin_ = start;
-            events_ = 1;
             if (behind_) {
                 behind_ = false;
                 for (double& lag : lag_) {
                     lag = std::max(0.0, lag - idle);
                     behind_ |= lag > 0;
                 }
+            }
+            // While some channel is still busy what it has waited so far still counts.
+            if (behind_) {
+                origin_ += idle;
+            } else {
+                origin_ = start;
+                events_ = 1;
             }
         }
         const int64_t before = events_;
@@ -92,9 +97,6 @@ class Channels {
         return {taken, taken + s_.write_latency + s_.wait_one};
     }
 
-    int64_t words_read = 0, words_written = 0;
-
-  private:
     // Expected wait of the slowest channel in `events` events.
     double waited(int64_t events) const {
         if (events <= s_.waits_known) return s_.waits[events];
@@ -102,6 +104,9 @@ class Channels {
         return n * s_.wait_mean + s_.wait_spread * std::sqrt(n);
     }
 
+    int64_t words_read = 0, words_written = 0;
+
+  private:
     const Settings& s_;
     double free_ = 0;        // cycle after the last word that the common stream has on the bus
     double origin_ = 0;      // first word since the stream was idle last

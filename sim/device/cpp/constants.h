@@ -15,7 +15,7 @@ struct Settings {
     int64_t job_slots, records, finished, request_queue, bursts_in_flight, page_words, burst_share, slot_reads;
     int64_t completion_writes, backoff_log2;
     // and cycles.
-    double instruction_buffer, decode, burst_cut, burst_request, rendezvous, grant, array, collect, queue;
+    double instruction_buffer, decode, burst_cut, burst_skip, burst_request, rendezvous, grant, array, collect, queue;
     double retire, write_start, line_queue, write_end, read_return, write_return, engine_job, slot_arrived, acknowledged;
     // Memory: latencies and word interval in cycles, expected waits where it is not always ready.
     double read_latency, write_latency, beat_cycles;
@@ -25,7 +25,8 @@ struct Settings {
     double wait_spread;  // the slowest channel's further wait, per square root of an event
     const double* waits; // of the slowest channel in n events, n = 0 ... waits_known
     int64_t waits_known;
-    // Queue engine.
+    // Registers as they are after reset.
+    int64_t share;
     double poll_interval, chain_timeout;
 };
 
@@ -35,6 +36,7 @@ struct Demand {
     int64_t stripes, beats, groups, pairs;
     int64_t beat_cycles, merge_cycles, destination, lines, result_line, multiply_adds, split_log2;
     int64_t begins_terms, softmax_cycles, settle_cycles, expansion_log2, group_stripes, frame_beats, frames;
+    int64_t rescale_cycles, anchor_cycles, skip;
 };
 
 enum Destination : int64_t { kMemory = 0, kKept = 1, kAccumulators = 2 };

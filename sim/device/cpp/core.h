@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <deque>
 #include <vector>
 
@@ -83,7 +84,7 @@ class Core {
   public:
     Core(const Settings& s, Channels& channels)
         : s_(s), channels_(channels), longest_(std::min(s.page_words, s.dram_buffer_stripes / s.burst_share)),
-          space_(s.input_buffer_stripes) {}
+          space_(s.input_buffer_stripes), share_(s.share) {}
 
     // First cycle in which the instruction buffer takes another descriptor; unknown while that is open.
     double room() {
@@ -115,6 +116,9 @@ class Core {
         return job;
     }
 
+    // Register SHARE: words that a channel may owe the core; 0: any number.
+    void set_share(int64_t words) { share_ = words; }
+
     // Follows everything that is decided up to cycle `present`; gives the cycle of the next decision known.
     double advance(double present) {
         if (!changed_ && next_ > present) return next_;
@@ -126,9 +130,11 @@ class Core {
             retire();
             const double operand = std::max(operand_offer_, broadcast_free_);
             const double weight = std::max({weight_offer_, room_for_weights(), broadcast_free_});
-            next_ = std::min(operand, weight);
+            const double request = next_request();
+            next_ = std::min({operand, weight, request});
             if (next_ > present || next_ == kUnknown) return next_;
-            if (operand <= weight) send_operand(operand);
+            if (request <= next_) read_burst();
+            else if (operand <= weight) send_operand(operand);
             else send_weight(weight);
         }
     }
@@ -195,7 +201,7 @@ class Core {
         weight_left_ = job.demand.stripes;
         weight_address_ = job.demand.device_stripe;
         const bool held = job.demand.pairs > 1 && job.demand.group_stripes >= longest_;
-        group_ = group_left_ = held ? job.demand.group_stripes : 0;
+        group_ = group_left_ = held || job.demand.skip ? job.demand.group_stripes : 0;
         weight_offer_ = std::max(job.given + s_.queue, weight_idle_) + s_.burst_cut;
     }
 
@@ -220,30 +226,71 @@ class Core {
         return kUnknown;
     }
 
-    // A burst that the broadcast takes in cycle `offer`: cycles with its first and last stripe on the bus.
-    Channels::Span burst(double offer, int64_t words) {
+    // A burst that the broadcast takes in cycle `offer`; the channels' queues take it when there is room.
+    // `weights`: what they are of a device operand; `operand`: the job whose GPU operand the burst ends.
+    void offer_burst(double offer, int64_t words, Contents weights, Job* operand) {
         double taken = offer + 1;
-        if (bursts_ >= s_.bursts_in_flight) taken = std::max(taken, burst_ends_[bursts_ - s_.bursts_in_flight] + 1);
-        if (bursts_ >= s_.request_queue) taken = std::max(taken, requests_[bursts_ - s_.request_queue] + 1);
+        if (bursts_ >= s_.bursts_in_flight) taken = std::max(taken, spans_[bursts_ - s_.bursts_in_flight].last + 1);
+        if (bursts_ >= s_.request_queue) {
+            next_request();
+            taken = std::max(taken, requests_[bursts_ - s_.request_queue] + 1);
+        }
         broadcast_free_ = taken;
-        const double request = taken + s_.burst_request;
-        const Channels::Span span = channels_.read_all(request, words);
-        requests_[bursts_] = request + s_.wait_one;
-        burst_ends_[bursts_] = span.last;
+        offered_.push_back({taken + s_.burst_request, words, weights, operand});
         ++bursts_;
-        return span;
+    }
+
+    // Cycle in which the oldest burst on offer is on the bus: no channel may owe the core more words than SHARE says.
+    double next_request() {
+        if (offered_.empty()) return kUnknown;
+        if (request_ != kUnknown) return request_;
+        const double before = bursts_read_ > 0 ? requests_[bursts_read_ - 1] + 1 : 0;
+        request_ = std::max(offered_.front().earliest, before);
+        const int64_t answered = share_ ? words_read_ + offered_.front().words - share_ : 0;
+        if (answered > 0) request_ = std::max(request_, word_cycle(answered) + 1);
+        // The next goes when the slowest channel has taken this one: in whole cycles, as what matters here is which
+        // burst the next will most likely be.
+        if (request_ > before) requests_in_a_row_ = 0;
+        const double waited = std::round(channels_.waited(requests_in_a_row_++));
+        requests_[bursts_read_] = request_ + std::round(channels_.waited(requests_in_a_row_)) - waited;
+        return request_;
+    }
+
+    // Cycle in which word `number` of those read so far is on the bus, counted from 1.
+    double word_cycle(int64_t number) {
+        int64_t burst = bursts_read_ - 1;
+        int64_t end = words_read_;
+        while (end - spans_[burst].words >= number) end -= spans_[burst--].words;
+        return spans_[burst].at(number - 1 - (end - spans_[burst].words));
+    }
+
+    // The oldest burst on offer is on the bus.
+    void read_burst() {
+        const double request = next_request();
+        const Burst burst = offered_.front();
+        offered_.pop_front();
+        request_ = kUnknown;
+        const Channels::Span span = channels_.read_all(request, burst.words);
+        spans_[bursts_read_++] = {span.first, span.last, burst.words};
+        words_read_ += burst.words;
+        const double first = span.first + s_.rendezvous, last = span.last + s_.rendezvous;
+        if (burst.operand) burst.operand->arrived = last;
+        scales_ += burst.weights.scales;
+        if (burst.weights.beats) {
+            pieces_.push_back({first, last, burst.weights.beats, scales_});
+            scales_ = 0;
+        }
     }
 
     void send_operand(double cycle) {
         const int64_t words = std::min(operand_left_, page_left(operand_address_));
-        const Channels::Span span = burst(cycle, words);
         operand_left_ -= words;
         operand_address_ += words;
+        offer_burst(cycle, words, {}, operand_left_ ? nullptr : operand_job_);
         if (operand_left_) {
             operand_offer_ = cycle + s_.burst_cut;
             return;
         }
-        operand_job_->arrived = span.last + s_.rendezvous;
         operand_job_ = nullptr;
         operand_offer_ = kUnknown;
         operand_idle_ = cycle + 1;
@@ -251,22 +298,22 @@ class Core {
 
     void send_weight(double cycle) {
         const int64_t words = weight_words();
-        const Channels::Span span = burst(cycle, words);
         const int64_t before = weight_job_->demand.stripes - weight_left_;
         const Contents from = contents(weight_job_->demand, before), to = contents(weight_job_->demand, before + words);
-        if (!weight_job_->demand.group_stripes) scales_ += to.scales - from.scales;
-        if (to.beats > from.beats) {
-            pieces_.push_back({span.first + s_.rendezvous, span.last + s_.rendezvous, to.beats - from.beats, scales_});
-            scales_ = 0;
-        }
+        offer_burst(cycle, words, {to.beats - from.beats, to.scales - from.scales}, nullptr);
         asked_ += words;
         weight_left_ -= words;
         weight_address_ += words;
-        if (group_) group_left_ = group_left_ == words ? group_ : group_left_ - words;
-        if (weight_left_) {
-            weight_offer_ = cycle + s_.burst_cut;
-            return;
+        weight_offer_ = cycle + s_.burst_cut;
+        if (group_) {
+            group_left_ -= words;
+            if (!group_left_) {
+                group_left_ = group_;
+                weight_address_ += weight_job_->demand.skip;
+                weight_offer_ += weight_job_->demand.skip ? s_.burst_skip : 0;
+            }
         }
+        if (weight_left_) return;
         weight_job_ = nullptr;
         ++weights_taken_;
         weight_offer_ = kUnknown;
@@ -323,16 +370,12 @@ class Core {
         return one_group(job, beats - begun);
     }
 
-    // Stripes of scales before a group, or of keys in a piece, take a cycle each.
+    // Stripes of scales take a cycle each.
     void load_scales(Job& job) {
         Piece& piece = pieces_.front();
-        if (piece.scales) run(job, piece.scales, piece.first, piece.first, false);
+        if (piece.scales) run(job, piece.scales, piece.first, piece.first, kGoesOn);
         piece.scales = 0;
     }
-    void load_group_scales(Job& job, double first) {
-        if (group_scales(job)) run(job, group_scales(job), first, first, false);
-    }
-    int64_t group_scales(const Job& job) const { return job.demand.group_stripes ? job.demand.frames : 0; }
 
     // Takes `beats` off the front of the first piece.
     void use(Job& job, int64_t beats) {
@@ -354,19 +397,19 @@ class Core {
             for (const Piece& piece : pieces_) there += piece.beats;
             if (there < missing) return false;  // the passes after the first are reckoned with it
         }
-        if (missing == job.demand.beats) load_group_scales(job, pieces_.front().first);
+        const int64_t pause = pause_cycles(job, job.left == missing);
         while (missing && !pieces_.empty()) {
             load_scales(job);
             const Piece piece = pieces_.front();
             const int64_t here = std::min(piece.beats, missing);
             missing -= here;
-            run(job, here, piece.first, piece.at(here - 1), missing == 0);
+            run(job, here, piece.first, piece.at(here - 1), missing ? kGoesOn : pause);
             if (pairs == 1) free_beats(job, done(job), here, here);
             use(job, here);
         }
         if (missing) return false;
         if (pairs > 1) {
-            repeat(job, pairs - 1);
+            repeat(job, pairs - 1, pause);
             free_beats(job, done(job) - job.demand.beats, job.demand.beats, job.demand.beats);
         }
         return true;
@@ -377,71 +420,100 @@ class Core {
 
     bool drains(const Job& job) const { return job.demand.destination != kAccumulators; }
 
+    // Cycles without another last beat after one of this job: in its last row group, or before.
+    int64_t pause_cycles(const Job& job, bool last_group) const {
+        return drains(job) ? job.demand.merge_cycles + (last_group ? job.demand.anchor_cycles : 0) : kGoesOn;
+    }
+
     // Cycles from one pass over a group to the next where nothing else holds it up.
-    int64_t pass_cycles(const Job& job) const {
-        return std::max({job.demand.beats + group_scales(job), job.demand.beat_cycles, drains(job) ? 1 + job.demand.merge_cycles : 1});
+    int64_t pass_cycles(const Job& job, int64_t pause) const {
+        return std::max({job.demand.beats, job.demand.beat_cycles, pause + 1});
     }
 
     // `groups` whole row groups of a single pair, whose stripes arrive from `first` to `last`.
     void whole_groups(Job& job, int64_t groups, double first, double last) {
-        const int64_t beats = job.demand.beats, exact = std::min(groups, kExactPasses);
+        const int64_t beats = job.demand.beats, exact = std::min(groups, exact_passes(job));
         const double slope = groups * beats > 1 ? (last - first) / (groups * beats - 1) : 1;
+        const int64_t pause = pause_cycles(job, false);
+        const bool ends = job.left == groups * beats;
         for (int64_t group = 0; group < exact; ++group) {
             const double start = first + slope * (group * beats);
-            load_group_scales(job, start);
-            run(job, beats, start, start + slope * (beats - 1), true);
+            run(job, beats, start, start + slope * (beats - 1), pause_cycles(job, ends && group == groups - 1));
         }
-        double period = pass_cycles(job);
-        if (groups > exact) shift(std::max((groups - exact) * period, last - issue_));
+        double period = pass_cycles(job, pause);
+        if (groups > exact) {
+            shift(std::max((groups - exact) * period, last - issue_));
+            if (ends) merge_free_ += job.demand.anchor_cycles;
+        }
         period = std::max(period, slope * beats);
         if (job.demand.frame_beats) free_beats(job, done(job), groups * beats, groups * period);
         else free_stripes(groups * beats, beats, period, 1);
     }
 
     // Further passes over a group that is all there.
-    void repeat(Job& job, int64_t passes) {
-        const int64_t exact = std::min(passes, kExactPasses);
+    void repeat(Job& job, int64_t passes, int64_t pause) {
+        const int64_t exact = std::min(passes, exact_passes(job));
+        const int64_t scales = job.demand.group_stripes ? job.demand.frames : 0;  // of values in every pass
         for (int64_t pass = 0; pass < exact; ++pass) {
-            load_group_scales(job, 0);
-            run(job, job.demand.beats, 0, 0, true);
+            if (scales) run(job, scales, 0, 0, kGoesOn);
+            run(job, job.demand.beats, 0, 0, pause);
         }
-        shift((passes - exact) * pass_cycles(job));
+        shift((passes - exact) * (pass_cycles(job, pause) + scales));
     }
+
+    // After so many passes of one kind every further one takes as long as the last: all stages are full.
+    int64_t exact_passes(const Job& job) const { return kStages + job.demand.rescale_cycles; }
 
     void shift(double cycles) {
         issue_ += cycles;
         move_ += cycles;
+        read_ += cycles;
         array_ += cycles;
         merge_free_ += cycles;
         behind_scores_ += cycles;
+        for (double& read : reads_) read += cycles;
     }
 
-    // `beats` beats of one pass whose stripes arrive from `first` to `last`; `final`: they end a sum.
+    // `beats` beats of one pass whose stripes arrive from `first` to `last`, then `pause` cycles without a last beat;
+    // `kGoesOn`: the last of them ends no sum.
     //
-    // A beat is issued, moves to the feeder's second stage, and is accepted by the array; each stage holds one.
-    // Without a wait these are a cycle apart, so that only the first and the last beat need be looked at.
-    void run(Job& job, int64_t beats, double first, double last, bool final) {
+    // A beat is issued, moves on a cycle later, has its softmax terms scaled if they are its operand, reads its weights,
+    // and is accepted by the array; each stage holds one. Without a wait these are a cycle apart, so that only the first
+    // and the last beat need be looked at.
+    void run(Job& job, int64_t beats, double first, double last, int64_t pause) {
+        const int64_t scaled = job.demand.rescale_cycles, further = beats - 1;
+        // What moves on leaves room to what is issued; nothing does before the beat so many stages ahead has.
         double issue = std::max({issue_ + 1, move_, first});
-        double move = std::max(issue + 1, array_);
+        double move = std::max(issue + 1, scaled ? reads_[0] : array_);
+        double read = std::max(move + scaled, array_);
         if (job.first_beat == kUnknown) job.first_beat = issue;
-        if (beats > 1) {
-            const double further = (beats - 1);
+        if (further) {
+            const double room = further < scaled ? reads_[static_cast<size_t>(further)] : read + further - scaled;
             issue = std::max({issue + further, move + further - 1, last});
-            move = std::max(issue + 1, move + further);
+            move = std::max({issue + 1, move + further, room});
+            read = std::max(move + scaled, read + further);
         }
-        if (final && drains(job) && !job.demand.softmax_cycles && issue < behind_scores_) {
+        if (pause != kGoesOn && !job.demand.softmax_cycles && issue < behind_scores_) {
             issue = behind_scores_;
             move = std::max(move, issue + 1);
+            read = std::max(read, move + scaled);
         }
-        double array = move + 1;
-        if (final && drains(job)) {
+        double array = read + 1;
+        if (pause != kGoesOn) {
             array = std::max(array, merge_free_);
-            merge_free_ = array + 1 + job.demand.merge_cycles;
+            merge_free_ = array + 1 + pause;
+        }
+        if (scaled) {
+            for (int64_t stage = 0; stage < kScaleStages; ++stage) {
+                const int64_t before = kScaleStages - 1 - stage;  // beats between it and the last
+                reads_[stage] = before < beats ? read - before : reads_[stage + beats];
+            }
         }
         issue_ = issue;
         move_ = move;
+        read_ = read;
         array_ = array + (job.demand.beat_cycles - 1);
-        if (final && job.demand.softmax_cycles) behind_scores_ = array_ + job.demand.softmax_cycles;
+        if (pause != kGoesOn && job.demand.softmax_cycles) behind_scores_ = array_ + job.demand.softmax_cycles;
     }
 
     // The array is done with the stripes of the `beats` after the first `done`, which it ate in so many cycles.
@@ -450,17 +522,18 @@ class Core {
         if (stripes) free_stripes(stripes, stripes, 0, cycles / stripes);
     }
 
-    // The array is done with `count` stripes more, the last of them in this beat: it is given back as the beat moves on.
+    // The array is done with `count` stripes more, the last of them in this beat.
     void free_stripes(int64_t count, int64_t stripes, double period, double step) {
         freed_count_ += count;
-        freed_.push_back({freed_count_, stripes, move_, period, step});
+        freed_.push_back({freed_count_, stripes, read_, period, step});
     }
 
     // The job had its last beat.
     void end(Job& job) {
         job.last_beat = issue_;
         if (drains(job)) {
-            job.collected = array_ + s_.array + job.demand.merge_cycles + job.demand.softmax_cycles + s_.collect;
+            job.collected =
+                array_ + s_.array + pause_cycles(job, true) + job.demand.softmax_cycles + s_.collect;
             if (job.demand.begins_terms) previous_ = kept_;
             if (job.demand.destination == kKept) kept_ = job.collected;
         }
@@ -510,6 +583,12 @@ class Core {
         }
     }
 
+    struct Burst {
+        double earliest;  // cycle in which it can be on the bus
+        int64_t words;
+        Contents weights;
+        Job* operand;  // whose operand it ends
+    };
     struct Return {
         double cycle;
         int64_t stripes;
@@ -519,14 +598,26 @@ class Core {
         double last, period;   // cycle of the last; cycles from one group's to the next
         double step;           // cycles from one stripe of a group to the next
     };
+    // Events that are evenly spaced from `first` to `last`.
+    static double spaced(double first, double last, int64_t index, int64_t count) {
+        return count > 1 ? first + (last - first) * index / (count - 1) : first;
+    }
+
+    struct Words {
+        double first, last;  // cycles with the first and the last on the bus
+        int64_t words;
+        double at(int64_t index) const { return spaced(first, last, index, words); }
+    };
     struct Piece {
         double first, last;  // cycles in which the first and the last stripe count
         int64_t beats, scales;
-        double at(int64_t index) const { return beats > 1 ? first + (last - first) * index / (beats - 1) : first; }
+        double at(int64_t index) const { return spaced(first, last, index, beats); }
     };
 
     static constexpr int64_t kResultHalves = 2;
-    static constexpr int64_t kExactPasses = 3;  // after so many passes of one kind, each takes as long as the last
+    static constexpr int64_t kStages = 3;       // of a beat: issued, moved on, accepted by the array
+    static constexpr int64_t kScaleStages = 3;  // of `Demand::rescale_cycles` at most
+    static constexpr int64_t kGoesOn = -1;      // in place of a pause: the sum goes on
     static constexpr int64_t kWindow = 256;     // more than any unit looks back
 
     const Settings& s_;
@@ -545,18 +636,25 @@ class Core {
     int64_t operand_left_ = 0, operand_address_ = 0, weight_left_ = 0, weight_address_ = 0, group_ = 0, group_left_ = 0;
     double operand_offer_ = kUnknown, operand_idle_ = 0, weight_offer_ = kUnknown, weight_idle_ = 0;
     double broadcast_free_ = 0;
-    int64_t bursts_ = 0, asked_ = 0;
-    Recent<double, kWindow> burst_ends_, requests_;
+    int64_t bursts_ = 0, bursts_read_ = 0, asked_ = 0;  // bursts taken by the broadcast, and those of them on the bus
+    std::deque<Burst> offered_;                         // between the two
+    double request_ = kUnknown;         // of the oldest of these on the bus, once it was asked for
+    int64_t requests_in_a_row_ = 0;     // up to that one
+    Recent<double, kWindow> requests_;  // cycles in which all channels have taken them
+    Recent<Words, kWindow> spans_;      // their words on the bus
+    int64_t words_read_ = 0;            // of them, so far
     std::deque<Piece> pieces_;
     int64_t scales_ = 0;  // stripes of scales that came before the next piece
     std::deque<Freed> freed_;
     int64_t freed_count_ = 0;
 
-    int64_t space_, resident_ = 0;  // stripes of the input buffer: free; of the operand in use
+    int64_t space_, share_, resident_ = 0;  // stripes of the input buffer: free; of the operand in use
     std::deque<Return> returns_;
 
-    // Last beat: issued, moved on, accepted by the array; from when the row merge takes the end of a sum.
-    double issue_ = -1, move_ = -1, array_ = -1, merge_free_ = -1;
+    // Last beat: issued, moved on, its weights read, accepted by the array; from when the row merge takes the end of a
+    // sum. The last beats of scaled terms: their weights read, the latest last.
+    double issue_ = -1, move_ = -1, read_ = -1, array_ = -1, merge_free_ = -1;
+    std::array<double, kScaleStages> reads_{-1, -1, -1};
     // What was kept last, and the softmax terms before it, are in the output buffer.
     double kept_ = -1, previous_ = -1;
     double behind_scores_ = -1;  // from when a beat may complete results that pass no softmax unit

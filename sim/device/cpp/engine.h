@@ -30,6 +30,7 @@ struct Posted {
 // A queue: its rings, and where it stands. Counts are since enabling.
 struct Ring {
     int64_t index, depth, submission_line, submission_lines, result_line, result_lines;
+    int64_t weight;  // slots that are read in one turn
     bool interrupts;
     std::unordered_map<int64_t, std::unique_ptr<Posted>> posted{};  // published and not completed, by count
     int64_t next_count = 0;  // slot to be read next
@@ -58,10 +59,12 @@ class Engine {
     explicit Engine(const Settings& s)
         : s_(s), channels_(s_), core_(s_, channels_), poll_interval_(s.poll_interval), chain_timeout_(s.chain_timeout) {}
 
-    // Registers POLL_INTERVAL and CHAIN_TIMEOUT. Polls go on as they were planned until the next.
-    void set_intervals(double poll_interval, double chain_timeout) {
+    // Registers POLL_INTERVAL, CHAIN_TIMEOUT and SHARE, of which the core's part. Polls go on as they were planned
+    // until the next.
+    void set_registers(double poll_interval, double chain_timeout, int64_t share) {
         poll_interval_ = poll_interval;
         chain_timeout_ = chain_timeout;
+        core_.set_share(share);
     }
 
     // ---- the host's side, in the order of the cycles ----------------------------------------------------
@@ -302,12 +305,16 @@ class Engine {
             return wants ? chain_ : nullptr;
         }
         wanting_.clear();
-        for (auto& [index, ring] : rings_)
-            if (ring->runs || (ring->look && !ring->flights)) wanting_.push_back(ring.get());
+        for (auto& [index, ring] : rings_) {
+            if (!ring->runs && (!ring->look || ring->flights)) continue;
+            if (turn_left_ && index == last_issue_) return ring.get();
+            wanting_.push_back(ring.get());
+        }
         return turn(wanting_, last_issue_);
     }
 
     void issue(Ring& ring, double cycle) {
+        turn_left_ = (turn_left_ && ring.index == last_issue_ ? turn_left_ : ring.weight) - 1;
         last_issue_ = ring.index;
         hear(cycle + (s_.engine_job - 1));
         if (!ring.flights) ring.look = false;
@@ -410,6 +417,7 @@ class Engine {
     Posted* offered_ = nullptr;
     double offer_ = 0;
     int64_t last_issue_ = -1, last_signal_ = -1;
+    int64_t turn_left_ = 0;  // slots that the queue of the last issue may still read in its turn
     std::vector<Ring*> signals_, wanting_;
     Ring* chain_ = nullptr;
     double chain_expiry_ = kUnknown, poll_ = kUnknown;

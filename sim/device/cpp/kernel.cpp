@@ -13,14 +13,14 @@ void* plora_create(const Settings* settings) { return new Engine(*settings); }
 void plora_destroy(void* self) { delete static_cast<Engine*>(self); }
 
 void plora_enable(void* self, int64_t index, int64_t depth, int64_t submission_line, int64_t submission_lines,
-                  int64_t result_line, int64_t result_lines, int32_t interrupts, double cycle) {
+                  int64_t result_line, int64_t result_lines, int64_t weight, int32_t interrupts, double cycle) {
     std::unique_ptr<Ring> ring(
-        new Ring{index, depth, submission_line, submission_lines, result_line, result_lines, interrupts != 0});
+        new Ring{index, depth, submission_line, submission_lines, result_line, result_lines, weight, interrupts != 0});
     static_cast<Engine*>(self)->enable(std::move(ring), cycle);
 }
 
-void plora_set_intervals(void* self, double poll_interval, double chain_timeout) {
-    static_cast<Engine*>(self)->set_intervals(poll_interval, chain_timeout);
+void plora_set_registers(void* self, double poll_interval, double chain_timeout, int64_t share) {
+    static_cast<Engine*>(self)->set_registers(poll_interval, chain_timeout, share);
 }
 void plora_disable(void* self, int64_t queue) { static_cast<Engine*>(self)->disable(queue); }
 int32_t plora_busy(void* self, int64_t queue) { return static_cast<Engine*>(self)->busy(queue); }

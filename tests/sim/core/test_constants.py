@@ -33,6 +33,7 @@ def test_constants_that_the_rtl_states_itself_agree() -> None:
     from plora.hw.rtl.front.queue_engine import WRITERS
     from plora.hw.rtl.front.slot_reader import READERS
     from plora.hw.rtl.pe.array import PeArray
+    from plora.hw.rtl.sfu.p_scaler import PScaler
     from plora.hw.rtl.sfu.sfu import Sfu
 
     c = load_constants()
@@ -40,7 +41,7 @@ def test_constants_that_the_rtl_states_itself_agree() -> None:
         config = preset(name)
         assert Decoder(config).cycles == c.decode + 1
         assert PeArray(config, tag_bits=1).latency == c.array
-        assert (c.softmax, c.softmax_settle) == (Sfu.LATENCY, Sfu.SETTLE)
+        assert (c.softmax, c.softmax_settle, c.p_scaler) == (Sfu.LATENCY, Sfu.SETTLE, PScaler.LATENCY)
         assert longest_burst(config) == min(c.page_words, config.dram_buffer_stripes // c.burst_share)
     assert (c.job_slots, c.records, c.finished) == (JOB_SLOTS, RECORDS, FINISHED)
     assert (c.page_words, c.bursts_in_flight) == (PAGE_WORDS, BURSTS_IN_FLIGHT)

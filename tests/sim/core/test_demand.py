@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plora.hw.defs.config import PRESETS, preset
+from plora.hw.defs.config import PE_ROWS, PRESETS, preset
 from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
 from plora.hw.defs.packing import (
     ceil_div,
@@ -104,18 +104,28 @@ def test_geometry_of_integers_is_that_of_their_packing(
 
 @given(
     st.sampled_from(sorted(PRESETS)),
-    st.lists(st.tuples(st.integers(1, 256), st.integers(1, 32768), st.integers(1, 32)), min_size=1, max_size=20),
+    st.lists(
+        st.tuples(st.integers(1, 256), st.integers(1, 32768), st.integers(1, 32), st.integers(0, 9)),
+        min_size=1,
+        max_size=20,
+    ),
 )
-def test_geometry_of_values_is_that_of_their_packing(name: str, shapes: list[tuple[int, int, int]]) -> None:
-    config = preset(name)
-    descriptors = [
-        Descriptor(device_rows=n, device_columns=k, gpu_rows=b, transpose=1, source=Source.KEPT) for n, k, b in shapes
-    ]
-    for (n, k, b), demand in zip(shapes, demands(config, shapes_of(config, descriptors)).rows(), strict=True):
+def test_geometry_of_values_is_that_of_their_packing(name: str, shapes: list[tuple[int, int, int, int]]) -> None:
+    config, c = preset(name), load_constants()
+    descriptors = []
+    for n, k, b, room in shapes:
         geometry = pack_geometry_transposed(config, n, k)
+        size = geometry.packed_bytes(geometry.beats + room)
+        descriptors.append(
+            Descriptor(device_rows=n, device_columns=k, gpu_rows=b, transpose=1, source=Source.KEPT, device_bytes=size)
+        )
+    for (n, k, b, room), demand in zip(shapes, demands(config, shapes_of(config, descriptors)).rows(), strict=True):
+        geometry = pack_geometry_transposed(config, n, k)
+        assert demand.skip == room
         assert (demand.groups, demand.beats, demand.stripes) == (geometry.groups, geometry.beats, geometry.stripes)
         assert (demand.beat_cycles, demand.merge_cycles, demand.split_log2) == (1, 1, 0)
-        assert (demand.softmax_cycles, demand.settle_cycles) == (0, load_constants().softmax_settle + (b > 1))
+        assert (demand.softmax_cycles, demand.rescale_cycles, demand.anchor_cycles) == (0, c.p_scaler, 1)
+        assert demand.settle_cycles == c.softmax_settle - c.softmax_stored + (b % PE_ROWS == 0)
         assert demand.lines == b * result_row_words(n, transpose=1)
         assert (demand.load, demand.from_kept, demand.multiply_adds) == (0, 1, n * k * b)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -170,6 +172,44 @@ def test_a_disabled_queue_completes_nothing_and_can_be_enabled_again() -> None:
     kernel.ring_doorbell(0, 100_004)
     kernel.advance(NEVER)
     assert kernel.completions()["tag"].tolist() == [5]
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (3, 1), (1, 7)])
+def test_busy_queues_are_served_by_their_weights(weights: tuple[int, int]) -> None:
+    kernel = DeviceKernel(SMALL, MemoryTiming(), poll_interval_cycles=NEVER)
+    for queue, weight in enumerate(weights):
+        kernel.enable(queue, replace(place(queue, 1024), weight=weight), 0)
+        kernel.publish(queue, 0, [demand(4, 64)] * 400, published=0, tag=400 * queue)
+    kernel.advance(NEVER)
+    steady = kernel.completions()["queue"][40:360].tolist()
+    assert steady.count(0) / len(steady) == pytest.approx(weights[0] / sum(weights), abs=0.02)
+
+
+def test_share_bounds_the_words_on_their_way() -> None:
+    """With SHARE s, s words come in every round trip: a burst of 64 goes when the one s words before it has come."""
+
+    def words_a_cycle(share: int) -> float:
+        kernel = device(timing=MemoryTiming(400, 20))
+        kernel.set_registers(poll_interval_cycles=NEVER, chain_timeout_cycles=NEVER, share=share)
+        kernel.publish(0, 0, [demand(64, 4096)] * 20, published=1000, tag=0)
+        kernel.ring_doorbell(0, 1004)
+        kernel.advance(NEVER)
+        done = kernel.completions()["completed"]
+        return kernel.words_read / SMALL.channels / float(done[-1] - 1004)
+
+    for share in (64, 128):
+        assert words_a_cycle(share) == pytest.approx(share / (400 + 64), rel=0.05)
+    assert words_a_cycle(0) > words_a_cycle(256) > 1.2 * words_a_cycle(128)
+
+
+def test_a_burst_that_waits_lets_single_lines_go_first() -> None:
+    """A line that is asked for while SHARE holds back a burst is answered before that burst's words."""
+    kernel = device(timing=MemoryTiming(400, 20))
+    kernel.publish(0, 0, [demand(64, 4096)], published=1000, tag=0)
+    kernel.ring_doorbell(0, 1004)
+    kernel.advance(1600)
+    # By then 256 words are owed, the last of them about 400 + 256 cycles after they were asked for.
+    assert kernel.load_line(5, 1600) < 1600 + 400 + 64
 
 
 def test_interrupts_follow_completions() -> None:

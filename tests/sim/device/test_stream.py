@@ -93,7 +93,7 @@ def test_defaults_make_a_legal_descriptor() -> None:
         device_bytes=pack_geometry(SMALL, 40, 300).packed_bytes,
         device_address=d.device_address,
     )
-    assert check(d, SMALL, stream.window(0)).status is Status.OK
+    assert check(d, SMALL, stream.rings[0].window).status is Status.OK
 
 
 HEAD = [
@@ -109,7 +109,7 @@ HEAD = [
 def test_a_head_of_attention_is_a_legal_chain_with_the_ordinary_scale() -> None:
     stream, state = place(SMALL, lines_of(HEAD)), ChainState()
     for entry in stream.entries:
-        window = stream.window(0)
+        window = stream.rings[0].window
         verdict = check(entry.descriptor, SMALL, window, state, entry.softmax_scale)
         assert verdict.status is Status.OK
         state = verdict.chain
@@ -146,7 +146,7 @@ def test_rings_and_operands_do_not_overlap_and_fit_their_contents() -> None:
         spans.append((ring.submission_base, ring.depth << ring.submission_slot_log2))
         spans.append((ring.result_base, ring.depth << ring.result_slot_log2))
     for entry in stream.entries:
-        assert check(entry.descriptor, SMALL, stream.window(entry.queue)).status is Status.OK
+        assert check(entry.descriptor, SMALL, stream.rings[entry.queue].window).status is Status.OK
         spans.append((entry.descriptor.device_address, entry.descriptor.device_bytes))
     spans.sort()
     assert all(start + size <= following for (start, size), (following, _) in itertools.pairwise(spans))
@@ -174,7 +174,7 @@ def test_a_queue_or_a_memory_that_the_device_has_not_is_refused() -> None:
     rows = [{"device_rows": 64, "device_columns": 4096}] * 40
     with pytest.raises(UserError, match="share an operand"):
         place(tiny, lines_of(rows))
-    assert isinstance(stream_window := place(tiny, lines_of(rows[:4])).window(0), QueueWindow)
+    assert isinstance(stream_window := place(tiny, lines_of(rows[:4])).rings[0].window, QueueWindow)
     assert stream_window.base == 0
 
 
