@@ -9,7 +9,7 @@ from math import log
 import numpy as np
 
 from plora.hw.defs.config import KEPT_MAX_VALUES, KEPT_ROW_WORDS, PE_ROWS, WORD_VALUES, NdpConfig, preset
-from plora.hw.defs.descriptor import MAX_OPERAND_BYTES
+from plora.hw.defs.descriptor import MAX_OPERAND_BYTES, DType
 from plora.hw.defs.legality import kept_column_limit
 from plora.hw.defs.packing import (
     ceil_div,
@@ -47,8 +47,9 @@ class Case:
 class _Maker:
     """Rows of one case. Shapes are log-uniform within what is legal and takes the RTL a few thousand beats."""
 
-    def __init__(self, config: NdpConfig, rng: np.random.Generator, max_beats: int) -> None:
+    def __init__(self, config: NdpConfig, rng: np.random.Generator, max_beats: int, dtype: DType) -> None:
         self._config = config
+        self._dtype = dtype
         self._rng = rng
         self._max_beats = max_beats
         self._widest = min(config.input_half_stripes * config.stripe_values, config.accumulator.max_terms)
@@ -187,10 +188,10 @@ class _Maker:
         value: Row = {"device_rows": dims, "device_columns": tokens, "gpu_rows": rows, "source": "kept", "transpose": 1}
         if rng.random() < 0.5:
             # The tile has room for more tokens: its groups of dims lie apart.
-            geometry = pack_geometry_transposed(config, dims, tokens)
-            most = min(2 * geometry.beats + 8, MAX_OPERAND_BYTES // geometry.packed_bytes(1))
-            value["device_bytes"] = geometry.packed_bytes(self._spread(geometry.beats, most))
-        return [*scores, value]
+            geometry = pack_geometry_transposed(config, dims, tokens, self._dtype)
+            most = min(2 * geometry.group_stripes + 8, MAX_OPERAND_BYTES // geometry.packed_bytes(1))
+            value["device_bytes"] = geometry.packed_bytes(self._spread(geometry.group_stripes, most))
+        return [{**row, **_of_type(self._dtype)} for row in (*scores, value)]
 
     def turns(self) -> list[Row]:
         """Heads of one chain that take turns: the values of each come after the scores of the next."""
@@ -237,10 +238,12 @@ class _Maker:
 
 
 KINDS = ("gemv", "gemm", "short", "lora", "sums", "shared", "attention", "heads", "backlog", "queues")
-BF16_SHARE = 1 / 3
-"""Of the cases."""
-INTEGER_SHARE = 1 / 2
-"""Of the others, where keys and values are integers; what is left is FP16."""
+TYPES = (DType.FP16, DType.FP16, DType.BF16, DType.BF16, DType.INT8, DType.INT4)
+"""Of the cases, each as likely; integers are the keys and values of heads, all else is FP16 beside them."""
+
+
+def _of_type(dtype: DType) -> Row:
+    return {"dtype": dtype.name.lower()}
 
 
 def cases(preset_name: str, count: int, *, first: int = 0, max_beats: int = 4000) -> Iterator[Case]:
@@ -252,12 +255,8 @@ def cases(preset_name: str, count: int, *, first: int = 0, max_beats: int = 4000
         (read, write), stall = memories[number % len(memories)]
         kind = KINDS[number % len(KINDS)]
         rng = np.random.default_rng((20_05, number, config.channels))
-        rows: list[Row] = getattr(_Maker(config, rng, max_beats), kind)()
-        if rng.random() < BF16_SHARE:
-            rows = [{**row, "dtype": "bf16"} for row in rows]
-        elif rng.random() < INTEGER_SHARE:
-            dtype = str(rng.choice(["int8", "int4"]))
-            rows = [
-                {**row, "dtype": dtype} if row.get("op") == "softmax" or "transpose" in row else row for row in rows
-            ]
+        dtype = DType(int(rng.choice(TYPES)))
+        rows: list[Row] = getattr(_Maker(config, rng, max_beats, dtype), kind)()
+        if dtype == DType.BF16:
+            rows = [{**row, **_of_type(dtype)} for row in rows]
         yield Case(number, preset_name, kind, tuple(rows), MemoryTiming(read, write, stall))

@@ -275,7 +275,7 @@ def shapes_of(
     result_addresses: Iterable[int] | None = None,
 ) -> Shapes:
     """Shapes of descriptors, with the DPA of their GPU operands and results (default: 0 for all)."""
-    names = (*(f.name for f in fields(Shapes)[:10]), "device_address")
+    names = (*(f.name for f in fields(Shapes)[:11]), "device_address")
     table = np.array([[getattr(d, name) for name in names] for d in descriptors], np.int64).reshape(-1, len(names))
     columns = dict(zip(names, table.T, strict=True))
     address = columns.pop("device_address")

@@ -70,14 +70,12 @@ inline Contents contents(const Demand& d, int64_t stripes) {
             group * d.frames + frame + (rest > 0)};
 }
 
-// Stripes that are not needed any more after so many beats.
+// Stripes of values that are not needed any more after so many beats.
 inline int64_t stripes_behind(const Demand& d, int64_t beats) {
     if (!d.frame_beats) return beats;
-    if (beats == pass_beats(d)) return d.stripes;
-    const int64_t group = d.group_stripes ? beats / d.beats : 0;
-    beats -= group * d.beats;
-    const int64_t frame = beats / d.frame_beats, rest = beats % d.frame_beats;
-    return group * d.group_stripes + frame * frame_stripes(d) + (rest ? 1 + (rest >> d.expansion_log2) : 0);
+    const int64_t group = d.group_stripes ? beats / d.beats : beats / pass_beats(d);
+    const int64_t whole = d.group_stripes ? d.group_stripes - d.frames : d.stripes - d.frames;
+    return group * whole + ((d.group_stripes ? beats % d.beats : beats % pass_beats(d)) >> d.expansion_log2);
 }
 
 class Core {
@@ -228,7 +226,7 @@ class Core {
 
     // A burst that the broadcast takes in cycle `offer`; the channels' queues take it when there is room.
     // `weights`: what they are of a device operand; `operand`: the job whose GPU operand the burst ends.
-    void offer_burst(double offer, int64_t words, Contents weights, Job* operand) {
+    void offer_burst(double offer, int64_t words, Contents weights, bool ends_in_scales, Job* operand) {
         double taken = offer + 1;
         if (bursts_ >= s_.bursts_in_flight) taken = std::max(taken, spans_[bursts_ - s_.bursts_in_flight].last + 1);
         if (bursts_ >= s_.request_queue) {
@@ -236,7 +234,7 @@ class Core {
             taken = std::max(taken, requests_[bursts_ - s_.request_queue] + 1);
         }
         broadcast_free_ = taken;
-        offered_.push_back({taken + s_.burst_request, words, weights, operand});
+        offered_.push_back({taken + s_.burst_request, words, weights, ends_in_scales, operand});
         ++bursts_;
     }
 
@@ -275,10 +273,10 @@ class Core {
         words_read_ += burst.words;
         const double first = span.first + s_.rendezvous, last = span.last + s_.rendezvous;
         if (burst.operand) burst.operand->arrived = last;
-        scales_ += burst.weights.scales;
-        if (burst.weights.beats) {
-            pieces_.push_back({first, last, burst.weights.beats, scales_});
-            scales_ = 0;
+        const Contents& weights = burst.weights;
+        if (weights.beats || weights.scales) {
+            pieces_.push_back({first, last, weights.beats, weights.scales - burst.ends_in_scales});
+            if (burst.ends_in_scales) pieces_.push_back({last, last, 0, 1});
         }
     }
 
@@ -286,7 +284,7 @@ class Core {
         const int64_t words = std::min(operand_left_, page_left(operand_address_));
         operand_left_ -= words;
         operand_address_ += words;
-        offer_burst(cycle, words, {}, operand_left_ ? nullptr : operand_job_);
+        offer_burst(cycle, words, {}, false, operand_left_ ? nullptr : operand_job_);
         if (operand_left_) {
             operand_offer_ = cycle + s_.burst_cut;
             return;
@@ -299,8 +297,10 @@ class Core {
     void send_weight(double cycle) {
         const int64_t words = weight_words();
         const int64_t before = weight_job_->demand.stripes - weight_left_;
-        const Contents from = contents(weight_job_->demand, before), to = contents(weight_job_->demand, before + words);
-        offer_burst(cycle, words, {to.beats - from.beats, to.scales - from.scales}, nullptr);
+        const Demand& d = weight_job_->demand;
+        const Contents from = contents(d, before), to = contents(d, before + words);
+        const bool ends_in_scales = to.scales > contents(d, before + words - 1).scales;
+        offer_burst(cycle, words, {to.beats - from.beats, to.scales - from.scales}, ends_in_scales, nullptr);
         asked_ += words;
         weight_left_ -= words;
         weight_address_ += words;
@@ -357,10 +357,9 @@ class Core {
 
     // Beats on stripes that have arrived: the rest of a row group, or several whole ones; false if it needs more.
     bool walk(Job& job) {
-        if (pieces_.empty()) return false;
         const int64_t beats = job.demand.beats, begun = done(job) % beats;
+        if (!load_scales(job)) return false;
         const Piece piece = pieces_.front();
-        load_scales(job);
         if (!begun && piece.beats >= beats && job.demand.pairs == 1) {
             const int64_t groups = std::min(piece.beats, job.left) / beats;
             whole_groups(job, groups, piece.first, piece.at(groups * beats - 1));
@@ -370,12 +369,23 @@ class Core {
         return one_group(job, beats - begun);
     }
 
-    // Stripes of scales take a cycle each.
-    void load_scales(Job& job) {
-        Piece& piece = pieces_.front();
-        if (piece.scales) run(job, piece.scales, piece.first, piece.first, kGoesOn);
-        piece.scales = 0;
+    // Stripes of scales take a cycle each, and are given back unless further passes need them. False: no beats have come.
+    bool load_scales(Job& job) {
+        while (!pieces_.empty()) {
+            Piece& piece = pieces_.front();
+            if (piece.scales) {
+                run(job, piece.scales, piece.first, piece.first, kGoesOn);
+                if (!reads_scales_again(job)) free_stripes(piece.scales, piece.scales, 0, 1);
+            }
+            piece.scales = 0;
+            if (piece.beats) return true;
+            pieces_.pop_front();
+        }
+        return false;
     }
+
+    // Each pass over values begins with their scales; those of keys are loaded once.
+    bool reads_scales_again(const Job& job) const { return job.demand.pairs > 1 && job.demand.group_stripes; }
 
     // Takes `beats` off the front of the first piece.
     void use(Job& job, int64_t beats) {
@@ -398,8 +408,7 @@ class Core {
             if (there < missing) return false;  // the passes after the first are reckoned with it
         }
         const int64_t pause = pause_cycles(job, job.left == missing);
-        while (missing && !pieces_.empty()) {
-            load_scales(job);
+        while (missing && load_scales(job)) {
             const Piece piece = pieces_.front();
             const int64_t here = std::min(piece.beats, missing);
             missing -= here;
@@ -411,6 +420,7 @@ class Core {
         if (pairs > 1) {
             repeat(job, pairs - 1, pause);
             free_beats(job, done(job) - job.demand.beats, job.demand.beats, job.demand.beats);
+            if (reads_scales_again(job) && job.demand.frames) free_stripes(job.demand.frames, job.demand.frames, 0, 0);
         }
         return true;
     }
@@ -458,7 +468,7 @@ class Core {
             if (scales) run(job, scales, 0, 0, kGoesOn);
             run(job, job.demand.beats, 0, 0, pause);
         }
-        shift((passes - exact) * (pass_cycles(job, pause) + scales));
+        shift((passes - exact) * std::max(pass_cycles(job, pause), job.demand.beats + scales));
     }
 
     // After so many passes of one kind every further one takes as long as the last: all stages are full.
@@ -587,6 +597,7 @@ class Core {
         double earliest;  // cycle in which it can be on the bus
         int64_t words;
         Contents weights;
+        bool ends_in_scales;
         Job* operand;  // whose operand it ends
     };
     struct Return {
@@ -644,7 +655,6 @@ class Core {
     Recent<Words, kWindow> spans_;      // their words on the bus
     int64_t words_read_ = 0;            // of them, so far
     std::deque<Piece> pieces_;
-    int64_t scales_ = 0;  // stripes of scales that came before the next piece
     std::deque<Freed> freed_;
     int64_t freed_count_ = 0;
 
