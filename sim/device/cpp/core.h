@@ -37,6 +37,7 @@ struct Job {
     double completed = kUnknown;   // offered to the queue engine as completed
     double done = kUnknown;        // the queue engine has taken it
     int64_t left = 0;              // beats of one pass that the array has not seen yet
+    int64_t scales = 0;            // stripes of scales that it has
 };
 
 // Entries by number, of which only the latest `Size` are looked at.
@@ -51,31 +52,39 @@ class Recent {
     std::array<Entry, static_cast<size_t>(Size)> entries_{};
 };
 
-// What lies in the first stripes of a device operand: beats, and stripes of scales (integers alone).
-struct Contents {
-    int64_t beats, scales;
-};
-
+// Where in a device operand its beats lie. Of integers a stripe holds several beats, and before every frame of them, of
+// values in each row group anew, lies a stripe of scales.
 inline int64_t pass_beats(const Demand& d) { return d.groups * d.beats; }
 
 inline int64_t frame_stripes(const Demand& d) { return 1 + (d.frame_beats >> d.expansion_log2); }
 
-inline Contents contents(const Demand& d, int64_t stripes) {
-    if (!d.frame_beats) return {stripes, 0};
+// Beats in the first `stripes` stripes.
+inline int64_t beats_in(const Demand& d, int64_t stripes) {
+    if (!d.frame_beats) return stripes;
     const int64_t group = d.group_stripes ? stripes / d.group_stripes : 0;
     stripes -= group * d.group_stripes;
-    const int64_t frame = stripes / frame_stripes(d), rest = stripes % frame_stripes(d);
-    const int64_t beats = frame * d.frame_beats + (std::max<int64_t>(rest - 1, 0) << d.expansion_log2);
-    return {group * d.beats + std::min(beats, d.group_stripes ? d.beats : pass_beats(d)),
-            group * d.frames + frame + (rest > 0)};
+    const int64_t rest = std::max<int64_t>(stripes % frame_stripes(d) - 1, 0);
+    const int64_t beats = stripes / frame_stripes(d) * d.frame_beats + (rest << d.expansion_log2);
+    return group * d.beats + std::min(beats, d.group_stripes ? d.beats : pass_beats(d));
 }
 
-// Stripes of values that are not needed any more after so many beats.
+inline bool is_scales(const Demand& d, int64_t stripe) {
+    return d.frame_beats && (d.group_stripes ? stripe % d.group_stripes : stripe) % frame_stripes(d) == 0;
+}
+
+// Stripes of scales that lie before the last of the first `beats` beats.
+inline int64_t scales_before(const Demand& d, int64_t beats) {
+    if (!d.frame_beats) return 0;
+    const int64_t group = d.group_stripes ? beats / d.beats : 0;
+    return group * d.frames + (beats - group * d.beats + d.frame_beats - 1) / d.frame_beats;
+}
+
+// Stripes, those of scales left out, that are not needed any more after so many beats.
 inline int64_t stripes_behind(const Demand& d, int64_t beats) {
     if (!d.frame_beats) return beats;
-    const int64_t group = d.group_stripes ? beats / d.beats : beats / pass_beats(d);
-    const int64_t whole = d.group_stripes ? d.group_stripes - d.frames : d.stripes - d.frames;
-    return group * whole + ((d.group_stripes ? beats % d.beats : beats % pass_beats(d)) >> d.expansion_log2);
+    const int64_t run = d.group_stripes ? d.beats : pass_beats(d);  // ends with a stripe of its own
+    const int64_t stripes = (d.group_stripes ? d.group_stripes : d.stripes) - d.frames;
+    return beats / run * stripes + (beats % run >> d.expansion_log2);
 }
 
 class Core {
@@ -138,6 +147,14 @@ class Core {
     }
 
   private:
+    struct Burst {
+        int64_t words;
+        int64_t beats = 0;           // of a device operand
+        bool ends_in_scales = false;
+        Job* operand = nullptr;      // whose GPU operand it ends
+        double earliest = kUnknown;  // cycle in which it can be on the bus
+    };
+
     // ---- from the decoder to the bursts --------------------------------------------------------------
 
     // Lets the decoder give what it can.
@@ -225,8 +242,7 @@ class Core {
     }
 
     // A burst that the broadcast takes in cycle `offer`; the channels' queues take it when there is room.
-    // `weights`: what they are of a device operand; `operand`: the job whose GPU operand the burst ends.
-    void offer_burst(double offer, int64_t words, Contents weights, bool ends_in_scales, Job* operand) {
+    void offer_burst(double offer, Burst burst) {
         double taken = offer + 1;
         if (bursts_ >= s_.bursts_in_flight) taken = std::max(taken, spans_[bursts_ - s_.bursts_in_flight].last + 1);
         if (bursts_ >= s_.request_queue) {
@@ -234,7 +250,8 @@ class Core {
             taken = std::max(taken, requests_[bursts_ - s_.request_queue] + 1);
         }
         broadcast_free_ = taken;
-        offered_.push_back({taken + s_.burst_request, words, weights, ends_in_scales, operand});
+        burst.earliest = taken + s_.burst_request;
+        offered_.push_back(burst);
         ++bursts_;
     }
 
@@ -273,18 +290,14 @@ class Core {
         words_read_ += burst.words;
         const double first = span.first + s_.rendezvous, last = span.last + s_.rendezvous;
         if (burst.operand) burst.operand->arrived = last;
-        const Contents& weights = burst.weights;
-        if (weights.beats || weights.scales) {
-            pieces_.push_back({first, last, weights.beats, weights.scales - burst.ends_in_scales});
-            if (burst.ends_in_scales) pieces_.push_back({last, last, 0, 1});
-        }
+        else if (burst.beats || burst.ends_in_scales) pieces_.push_back({first, last, burst.beats, burst.ends_in_scales});
     }
 
     void send_operand(double cycle) {
         const int64_t words = std::min(operand_left_, page_left(operand_address_));
         operand_left_ -= words;
         operand_address_ += words;
-        offer_burst(cycle, words, {}, false, operand_left_ ? nullptr : operand_job_);
+        offer_burst(cycle, {words, 0, false, operand_left_ ? nullptr : operand_job_});
         if (operand_left_) {
             operand_offer_ = cycle + s_.burst_cut;
             return;
@@ -296,11 +309,9 @@ class Core {
 
     void send_weight(double cycle) {
         const int64_t words = weight_words();
-        const int64_t before = weight_job_->demand.stripes - weight_left_;
         const Demand& d = weight_job_->demand;
-        const Contents from = contents(d, before), to = contents(d, before + words);
-        const bool ends_in_scales = to.scales > contents(d, before + words - 1).scales;
-        offer_burst(cycle, words, {to.beats - from.beats, to.scales - from.scales}, ends_in_scales, nullptr);
+        const int64_t end = d.stripes - weight_left_ + words;
+        offer_burst(cycle, {words, beats_in(d, end) - beats_in(d, end - words), is_scales(d, end - 1)});
         asked_ += words;
         weight_left_ -= words;
         weight_address_ += words;
@@ -357,9 +368,13 @@ class Core {
 
     // Beats on stripes that have arrived: the rest of a row group, or several whole ones; false if it needs more.
     bool walk(Job& job) {
+        if (pieces_.empty()) return false;
         const int64_t beats = job.demand.beats, begun = done(job) % beats;
-        if (!load_scales(job)) return false;
         const Piece piece = pieces_.front();
+        if (!piece.beats) {
+            use(job, 0);
+            return true;
+        }
         if (!begun && piece.beats >= beats && job.demand.pairs == 1) {
             const int64_t groups = std::min(piece.beats, job.left) / beats;
             whole_groups(job, groups, piece.first, piece.at(groups * beats - 1));
@@ -369,33 +384,33 @@ class Core {
         return one_group(job, beats - begun);
     }
 
-    // Stripes of scales take a cycle each, and are given back unless further passes need them. False: no beats have come.
-    bool load_scales(Job& job) {
-        while (!pieces_.empty()) {
-            Piece& piece = pieces_.front();
-            if (piece.scales) {
-                run(job, piece.scales, piece.first, piece.first, kGoesOn);
-                if (!reads_scales_again(job)) free_stripes(piece.scales, piece.scales, 0, 1);
-            }
-            piece.scales = 0;
-            if (piece.beats) return true;
-            pieces_.pop_front();
-        }
-        return false;
+    // Stripes of scales before the next `beats` beats: a cycle each.
+    void load_scales(Job& job, int64_t beats, double first) {
+        run_scales(job, scales_before(job.demand, done(job) + beats) - job.scales, first);
     }
 
-    // Each pass over values begins with their scales; those of keys are loaded once.
-    bool reads_scales_again(const Job& job) const { return job.demand.pairs > 1 && job.demand.group_stripes; }
+    // Those of a pass over values are kept for the passes after it.
+    void run_scales(Job& job, int64_t count, double first) {
+        if (count <= 0) return;
+        run(job, count, first, first, kGoesOn);
+        job.scales += count;
+        if (job.demand.pairs == 1 || !job.demand.group_stripes) free_stripes(count, count, 0, 1);
+    }
+
+    // Scales of values in each pass.
+    int64_t group_scales(const Job& job) const { return job.demand.group_stripes ? job.demand.frames : 0; }
 
     // Takes `beats` off the front of the first piece.
     void use(Job& job, int64_t beats) {
         Piece& piece = pieces_.front();
         if (beats == piece.beats) {
+            job.left -= beats;
+            if (piece.ends_in_scales) run_scales(job, 1, piece.last);
             pieces_.pop_front();
-        } else {
-            piece.first = piece.at(beats);
-            piece.beats -= beats;
+            return;
         }
+        piece.first = piece.at(beats);
+        piece.beats -= beats;
         job.left -= beats;
     }
 
@@ -408,11 +423,12 @@ class Core {
             if (there < missing) return false;  // the passes after the first are reckoned with it
         }
         const int64_t pause = pause_cycles(job, job.left == missing);
-        while (missing && load_scales(job)) {
+        while (missing && !pieces_.empty()) {
             const Piece piece = pieces_.front();
             const int64_t here = std::min(piece.beats, missing);
             missing -= here;
-            run(job, here, piece.first, piece.at(here - 1), missing ? kGoesOn : pause);
+            load_scales(job, here, piece.first);
+            if (here) run(job, here, piece.first, piece.at(here - 1), missing ? kGoesOn : pause);
             if (pairs == 1) free_beats(job, done(job), here, here);
             use(job, here);
         }
@@ -420,7 +436,7 @@ class Core {
         if (pairs > 1) {
             repeat(job, pairs - 1, pause);
             free_beats(job, done(job) - job.demand.beats, job.demand.beats, job.demand.beats);
-            if (reads_scales_again(job) && job.demand.frames) free_stripes(job.demand.frames, job.demand.frames, 0, 0);
+            if (group_scales(job)) free_stripes(group_scales(job), group_scales(job), 0, 0);
         }
         return true;
     }
@@ -437,7 +453,7 @@ class Core {
 
     // Cycles from one pass over a group to the next where nothing else holds it up.
     int64_t pass_cycles(const Job& job, int64_t pause) const {
-        return std::max({job.demand.beats, job.demand.beat_cycles, pause + 1});
+        return std::max({job.demand.beats + group_scales(job), job.demand.beat_cycles, pause + 1});
     }
 
     // `groups` whole row groups of a single pair, whose stripes arrive from `first` to `last`.
@@ -448,11 +464,17 @@ class Core {
         const bool ends = job.left == groups * beats;
         for (int64_t group = 0; group < exact; ++group) {
             const double start = first + slope * (group * beats);
+            load_scales(job, (group + 1) * beats, start);
             run(job, beats, start, start + slope * (beats - 1), pause_cycles(job, ends && group == groups - 1));
         }
         double period = pass_cycles(job, pause);
         if (groups > exact) {
-            shift(std::max((groups - exact) * period, last - issue_));
+            const int64_t scales = scales_before(job.demand, done(job) + groups * beats) - job.scales;
+            // Those of keys take a cycle of their own where passes leave none free.
+            const int64_t own = group_scales(job) || period > beats ? 0 : scales;
+            shift(std::max((groups - exact) * period + own, last - issue_));
+            job.scales += scales;
+            if (scales) free_stripes(scales, scales, 0, period / scales);
             if (ends) merge_free_ += job.demand.anchor_cycles;
         }
         period = std::max(period, slope * beats);
@@ -463,12 +485,11 @@ class Core {
     // Further passes over a group that is all there.
     void repeat(Job& job, int64_t passes, int64_t pause) {
         const int64_t exact = std::min(passes, exact_passes(job));
-        const int64_t scales = job.demand.group_stripes ? job.demand.frames : 0;  // of values in every pass
         for (int64_t pass = 0; pass < exact; ++pass) {
-            if (scales) run(job, scales, 0, 0, kGoesOn);
+            if (group_scales(job)) run(job, group_scales(job), 0, 0, kGoesOn);
             run(job, job.demand.beats, 0, 0, pause);
         }
-        shift((passes - exact) * std::max(pass_cycles(job, pause), job.demand.beats + scales));
+        shift((passes - exact) * pass_cycles(job, pause));
     }
 
     // After so many passes of one kind every further one takes as long as the last: all stages are full.
@@ -593,13 +614,6 @@ class Core {
         }
     }
 
-    struct Burst {
-        double earliest;  // cycle in which it can be on the bus
-        int64_t words;
-        Contents weights;
-        bool ends_in_scales;
-        Job* operand;  // whose operand it ends
-    };
     struct Return {
         double cycle;
         int64_t stripes;
@@ -621,7 +635,8 @@ class Core {
     };
     struct Piece {
         double first, last;  // cycles in which the first and the last stripe count
-        int64_t beats, scales;
+        int64_t beats;
+        bool ends_in_scales;
         double at(int64_t index) const { return spaced(first, last, index, beats); }
     };
 
