@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from plora.hw.defs.config import PE_ROWS, preset
-from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
+from plora.hw.defs.descriptor import DType, Keep, Op, Source
 from plora.hw.defs.legality import kept_column_limit
 from plora.hw.defs.packing import (
     INTEGER_MIN_COLUMNS,
     ceil_div,
     expansion_log2,
-    pack_geometry,
     pack_geometry_transposed,
 )
 from plora.hw.defs.queue import ordinary_softmax_scale, softmax_scale
@@ -29,6 +28,7 @@ from plora.sw.cli import main
 from plora.sw.queue_pair import Request, Ticket
 from plora.sw.session import Session
 from plora.sw.tiling import SlotSizes
+from tests import descriptors
 from tests.cosim.test_same_bytes import CALM, DEPTH, ROUGH, Stream, both, inject, integers, values
 
 TINY = preset("tiny")
@@ -105,20 +105,7 @@ class AttentionStream(Stream):
             data = pack_transposed(values(self.rng, tokens, dims), config, stride)
         region = self.session.allocator.allocate(len(data), "values")
         self.session.driver.load(region.address, data)
-        d = Descriptor(
-            op=Op.GEMV if b == 1 else Op.GEMM,
-            dtype=dtype,
-            source=Source.KEPT,
-            transpose=1,
-            device_address=region.address,
-            device_bytes=len(data),
-            device_rows=dims,
-            device_columns=tokens,
-            gpu_bytes=2 * b * tokens,
-            gpu_rows=b,
-            gpu_columns=tokens,
-        )
-        d = replace(d, **fields)
+        d = descriptors.weigh(region.address, len(data), tokens, dims, b, dtype=dtype, **fields)
         return Request(self.spoil(d) if self.rng.random() < self.fault_rate else d)
 
 
@@ -183,16 +170,8 @@ def test_bad_memory_behind_a_head(where: str) -> None:
         region = session.allocator.allocate(len(k) + len(v), "tile")
         session.driver.load(region.address, k + v)
         g = pack_geometry_transposed(config, 16, 40)
-        size = {"gpu_rows": 2}
-        scores = Descriptor(
-            op=Op.SOFTMAX, chain=1, keep=Keep.NEW, device_address=region.address,
-            device_bytes=pack_geometry(config, 40, 64).packed_bytes, device_rows=40, device_columns=64,
-            gpu_bytes=256, gpu_columns=64, **size,
-        )  # fmt: skip
-        weigh = Descriptor(
-            source=Source.KEPT, transpose=1, device_address=region.address + len(k), device_bytes=len(v),
-            device_rows=16, device_columns=40, gpu_bytes=160, gpu_columns=40, **size,
-        )  # fmt: skip
+        scores = descriptors.scores(region.address, len(k), 40, 64, 2)
+        weigh = descriptors.weigh(region.address + len(k), len(v), 40, 16, 2)
         session.driver.port.hdm_fence()
         at = {
             "keys": region.address + 3 * config.stripe_bytes,

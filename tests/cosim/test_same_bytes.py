@@ -17,7 +17,7 @@ import pytest
 
 from plora.hw.cosim.device import ResponseOrder, RtlDevice
 from plora.hw.defs.config import NdpConfig, preset
-from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
+from plora.hw.defs.descriptor import Descriptor, DType, Keep, Source
 from plora.hw.defs.integers import INTEGER_BITS
 from plora.hw.defs.packing import expansion_log2, pack_geometry
 from plora.hw.defs.queue import LINE_BYTES, MAX_OPERAND_EXPONENT, NO_EXPONENTS, Completion, Exponents
@@ -30,6 +30,7 @@ from plora.sw.matrix import PlacedMatrix, multiply, multiply_twice, store_matrix
 from plora.sw.queue_pair import Request, Ticket
 from plora.sw.session import Session, open_session
 from plora.sw.tiling import SlotSizes
+from tests.descriptors import product
 
 MEMORY_BYTES = 1 << 20
 POISON = 0xFF
@@ -138,23 +139,13 @@ class Stream:
             data = pack_operand(values(self.rng, n, k), config)
         region = self.session.allocator.allocate(len(data), "operand")
         self.session.driver.load(region.address, data)
-        d = Descriptor(
-            op=Op.GEMV if b == 1 else Op.GEMM,
-            device_address=region.address,
-            device_bytes=pack_geometry(config, n, k, dtype).packed_bytes,
-            device_rows=n,
-            device_columns=k,
-            gpu_bytes=2 * b * k,
-            gpu_rows=b,
-            gpu_columns=k,
-        )
         # The same patterns are other values in BF16: of all sizes, with exponents to match.
         exponents = NO_EXPONENTS
         if "dtype" not in fields and self.rng.random() < 0.3:
             fields["dtype"] = DType.BF16
             most = MAX_OPERAND_EXPONENT + (self.rng.random() < self.fault_rate)
             exponents = Exponents(*(self.rng.choice([0, 2, -3, 5, most]) for _ in range(3)))
-        d = replace(d, **fields)
+        d = product(region.address, pack_geometry(config, n, k, dtype).packed_bytes, n, k, b, **fields)
         operand = values(self.rng, b, k) if d.source == Source.SLOT else None
         return Request(self.spoil(d) if self.rng.random() < self.fault_rate else d, operand, exponents=exponents)
 

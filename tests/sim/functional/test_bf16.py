@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -11,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plora.hw.defs.config import PRESETS, NdpConfig, preset
-from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
+from plora.hw.defs.descriptor import DType, Keep, Op, Source
 from plora.hw.defs.legality import QueueWindow
 from plora.hw.defs.packing import pack_geometry_transposed, result_row_words
 from plora.hw.defs.queue import (
@@ -36,6 +34,7 @@ from plora.sim.functional.memory import SparseMemory
 from plora.sim.golden.bf16 import from_float, golden_gemm_bf16, grid_to_bf16, to_float, to_fp16
 from plora.sim.golden.numerics import gemm_grid
 from plora.sim.golden.softmax import golden_attention
+from tests.descriptors import product
 
 SUBMISSION, RESULT, WEIGHTS, MEMORY = 0x0, 0x2_0000, 0x4_0000, 0x10_0000
 WINDOW = QueueWindow(0, MEMORY, 1 << 17, 1 << 17)
@@ -65,18 +64,7 @@ class Bench:
         else:
             b = len(x)
             self.memory.write(SUBMISSION + operand_offset(config), gpu_operand_bytes(x, config))
-        d = Descriptor(
-            op=Op.GEMV if b == 1 else Op.GEMM,
-            dtype=DType.BF16,
-            device_address=self.next_weights,
-            device_bytes=len(data),
-            device_rows=n,
-            device_columns=k,
-            gpu_bytes=2 * b * k,
-            gpu_rows=b,
-            gpu_columns=k,
-        )
-        d = replace(d, **flags)
+        d = product(self.next_weights, len(data), n, k, b, **{"dtype": DType.BF16, **flags})
         self.next_weights += len(data)
         first = d.source == Source.SLOT and not d.acc_in and d.keep != Keep.APPEND
         outcome = self.core.execute(

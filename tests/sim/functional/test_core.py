@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plora.hw.defs.config import PRESETS, NdpConfig, preset
-from plora.hw.defs.descriptor import Descriptor, Keep, Op, Source
+from plora.hw.defs.descriptor import Descriptor, Keep, Source
 from plora.hw.defs.legality import QueueWindow
 from plora.hw.defs.packing import operand_row_stripes, pack_geometry, pack_geometry_transposed, result_row_words
 from plora.hw.defs.queue import (
@@ -35,6 +35,7 @@ from plora.sim.functional.layout import (
 )
 from plora.sim.functional.memory import SparseMemory
 from plora.sim.golden.softmax import Attention, golden_attention
+from tests import descriptors
 
 SUBMISSION, RESULT, KEYS, VALUES, MEMORY = 0x0, 0x1_0000, 0x2_0000, 0x9_0000, 0x10_0000
 WINDOW = QueueWindow(0, MEMORY, 1 << 16, 1 << 16)
@@ -68,19 +69,8 @@ class Bench:
             self.memory.write(SUBMISSION + operand_offset(self.config), gpu_operand_bytes(q, self.config))
         data = pack_operand(k, self.config)
         self.memory.write(self.keys, data)
-        d = Descriptor(
-            op=Op.SOFTMAX,
-            chain=1,
-            source=Source.SLOT if new else Source.CHAIN,
-            keep=Keep.NEW if new else Keep.APPEND,
-            device_address=self.keys,
-            device_bytes=len(data),
-            device_rows=n,
-            device_columns=dims,
-            gpu_bytes=2 * b * dims,
-            gpu_rows=b,
-            gpu_columns=dims,
-        )
+        flags = {} if new else {"source": Source.CHAIN, "keep": Keep.APPEND}
+        d = descriptors.scores(self.keys, len(data), n, dims, b, **flags)
         self.keys += len(data)
         return self.run(d, first=first, scale=scale)
 
@@ -96,19 +86,7 @@ class Bench:
         beyond_bits[np.frombuffer(pack_transposed(np.ones_like(v), self.config, g.beats + spare), np.uint16) != 0] = 0
         bits[beyond_bits != 0] = 0x7E01
         self.memory.write(VALUES, bytes(data))
-        d = Descriptor(
-            op=Op.GEMM,
-            source=Source.KEPT,
-            transpose=1,
-            device_address=VALUES,
-            device_bytes=len(data),
-            device_rows=dims,
-            device_columns=tokens,
-            gpu_bytes=2 * b * tokens,
-            gpu_rows=b,
-            gpu_columns=tokens,
-        )
-        return self.run(replace(d, **flags))
+        return self.run(descriptors.weigh(VALUES, len(data), tokens, dims, b, **flags))
 
     def result(self, b: int, dims: int) -> tuple[Matrix, tuple[Anchor, ...]]:
         size = b * result_row_words(dims, transpose=1) * 64
@@ -268,17 +246,7 @@ def test_only_the_stripes_that_hold_tokens_are_read() -> None:
         at = VALUES + (group * stride + beat) * config.stripe_bytes
         assert bench.weigh(v, 2, spare=2, chain=1).status is Status.OK
         bench.memory.add_error_range(at, 1)
-        d = Descriptor(
-            source=Source.KEPT,
-            transpose=1,
-            device_address=VALUES,
-            device_bytes=g.packed_bytes(stride),
-            device_rows=32,
-            device_columns=40,
-            gpu_bytes=160,
-            gpu_rows=2,
-            gpu_columns=40,
-        )
+        d = descriptors.weigh(VALUES, g.packed_bytes(stride), 40, 32, 2)
         expected = Status.OK if beat == g.beats else Status.MEMORY_ERROR
         assert bench.run(d).status is expected, f"group {group}, stripe {beat} of {g.beats}"
 

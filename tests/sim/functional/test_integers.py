@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plora.hw.defs.config import PRESETS, WORD_BYTES, NdpConfig, preset
-from plora.hw.defs.descriptor import Descriptor, DType, Keep, Op, Source
+from plora.hw.defs.descriptor import Descriptor, DType
 from plora.hw.defs.errors import UserError
 from plora.hw.defs.integers import INTEGER_BITS
 from plora.hw.defs.legality import QueueWindow
@@ -31,6 +31,7 @@ from plora.sim.functional.layout import (
 from plora.sim.functional.memory import SparseMemory
 from plora.sim.golden.integers import Quantized, dequantize
 from plora.sim.golden.softmax import golden_attention
+from tests import descriptors
 
 CONFIGS = st.sampled_from([*PRESETS.values(), NdpConfig("one", 1, 1024, 1024, 4096, 1, 2, 24)])
 DTYPES = st.sampled_from([DType.INT8, DType.INT4])
@@ -163,11 +164,7 @@ class Bench:
         data, (tokens, columns) = pack_integers(k, self.config, self.dtype), k.values.shape
         self.memory.write(KEYS, data)
         self.memory.write(SUBMISSION + operand_offset(self.config), gpu_operand_bytes(q, self.config))
-        d = Descriptor(
-            op=Op.SOFTMAX, chain=1, keep=Keep.NEW, device_address=KEYS, device_bytes=len(data), device_rows=tokens,
-            device_columns=columns, gpu_bytes=2 * q.size, gpu_rows=len(q), gpu_columns=columns,
-        )  # fmt: skip
-        return self.run(d, first=True)
+        return self.run(descriptors.scores(KEYS, len(data), tokens, columns, len(q)), first=True)
 
     def weigh(
         self, v: Quantized, b: int, start: int = 0, stop: int | None = None, spare: int = 0, **flags: int
@@ -177,11 +174,7 @@ class Bench:
         stride = pack_geometry_transposed(self.config, dims, tokens, self.dtype).group_stripes + spare
         data = pack_transposed_integers(part, self.config, self.dtype, stride)
         self.memory.write(VALUES, data)
-        d = Descriptor(
-            op=Op.GEMM, source=Source.KEPT, transpose=1, device_address=VALUES, device_bytes=len(data),
-            device_rows=dims, device_columns=tokens, gpu_bytes=2 * b * tokens, gpu_rows=b, gpu_columns=tokens,
-        )  # fmt: skip
-        return self.run(replace(d, **flags))
+        return self.run(descriptors.weigh(VALUES, len(data), tokens, dims, b, **flags))
 
     def check(self, q: Matrix, k: Quantized, v: Quantized) -> None:
         golden = golden_attention(q, dequantize(k), dequantize(v), softmax_scale_value(SCALE), self.config).partial
@@ -252,8 +245,4 @@ def test_a_plain_product_of_integers_is_refused(dtype: DType) -> None:
     config = preset("tiny")
     bench = Bench(config, dtype)
     data = pack_operand(np.ones((4, 64), np.float16), config)
-    d = Descriptor(
-        op=Op.GEMV, device_address=KEYS, device_bytes=len(data), device_rows=4, device_columns=64, gpu_bytes=128,
-        gpu_rows=1, gpu_columns=64,
-    )  # fmt: skip
-    assert bench.run(d, first=True).status is Status.BAD_DTYPE
+    assert bench.run(descriptors.product(KEYS, len(data), 4, 64, 1), first=True).status is Status.BAD_DTYPE
