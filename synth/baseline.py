@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +52,28 @@ def read_baseline(path: Path = BASELINE) -> dict[str, Any]:
     return data
 
 
-def refuse_unknown_part(name: str, baseline: dict[str, Any]) -> None:
-    """Refuse a unit that lies in no part of the device (``pe``, ``core``, ...) by the committed names alone.
+def refuse_slip(name: str, baseline: dict[str, Any]) -> None:
+    """Refuse a unit that is misspelt, or that lies in no part of the device (``pe``, ``core``, ...), by the committed
+    names alone.
 
-    That takes no time, where the blocks themselves are known only once the Verilog is emitted. A name in a part that
-    there is passes: it may be a block that has no figures yet.
+    That takes no time, where the blocks themselves are known only once the Verilog is emitted. A name like no other, in
+    a part that there is, passes: it may be a block that has no figures yet.
 
     Raises:
-        UserError: it is one; the message lists the blocks there are.
+        UserError: it is one; the message has the names that are near, or else all.
     """
     names = list(dict.fromkeys(block for design in baseline["presets"].values() for block in design["blocks"]))
-    if name.partition(".")[0] not in {known.partition(".")[0] for known in names}:
+    parts = list(dict.fromkeys(known.partition(".")[0] for known in names))
+    try:
         matching_names(names, name)
+    except UserError:
+        near = get_close_matches(name, [*names, *(known.partition(".")[2] for known in names)], cutoff=0.7)
+        if near:
+            raise UserError(
+                f"no unit {name!r}; did you mean {' or '.join(near)}? (a block that is new is known after {UPDATE})"
+            ) from None
+        if name.partition(".")[0] not in parts:
+            raise
 
 
 def block_figures(result: DesignResult) -> dict[str, dict[str, Any]]:

@@ -11,8 +11,9 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from plora.hw.build.verilog import TOP, device_verilog
 from plora.hw.defs.config import NdpConfig
@@ -168,25 +169,33 @@ class Flow:
     def run(self, blocks: Iterable[Block]) -> list[BlockResult]:
         """Return the results of ``blocks``, which must come children before parents.
 
-        A mapping needs nothing of other blocks, only timing does: all are mapped by the first recipe in
-        the background, in the same order.
+        `jobs` of them are under way at a time. They begin in order, so that those that one waits for, its children,
+        have begun before it, and some block never waits.
         """
         blocks = list(blocks)
+        done: dict[str, Future[tuple[BlockResult, Netlist]]] = {}
         with ThreadPoolExecutor(self.jobs) as pool:
-            ahead = [pool.submit(self._mapped, block, self.recipes[0]) for block in blocks]
+            for block in blocks:
+                children = [done[child] for child in block.children if child in done]
+                done[block.module] = pool.submit(self._block, block, children)
             try:
-                return [self._block(block, first.result()) for block, first in zip(blocks, ahead, strict=True)]
+                for block in blocks:
+                    self.netlists[block.name] = done[block.module].result()[1]
+                return [done[block.module].result()[0] for block in blocks]
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _mapped(self, block: Block, recipe: Recipe) -> Netlist:
         return map_module(block.verilog, block.module, self.target, recipe, SIZED_FOR * self.period_ps)
 
-    def _block(self, block: Block, first: Netlist) -> BlockResult:
+    def _block(self, block: Block, children: Sequence[Future[Any]]) -> tuple[BlockResult, Netlist]:
+        """Map a block; its timing needs that of its ``children``."""
         self.tell(f"{block.name} x {block.count}")
         best: tuple[float, Recipe, TimingAnalysis, Counter[SramMacro]] | None = None
         for recipe in self.recipes:
-            mapped = first if recipe is self.recipes[0] else self._mapped(block, recipe)
+            mapped = self._mapped(block, recipe)
+            for child in children:
+                child.result()
             netlist, srams = self._with_srams(mapped)
             netlist = size_drivers(netlist, self._cells, self.target.library, self.wire_ff)
             analysis = TimingAnalysis(netlist, self._cells, self.target.library, self.wire_ff)
@@ -199,10 +208,9 @@ class Flow:
         assert best is not None, "no recipe"
         _, recipe, analysis, srams = best
         netlist = analysis.netlist
-        self.netlists[block.name] = netlist
         self._cells[block.module] = block_cell(analysis, 0.0)
         library = self.target.library
-        return BlockResult(
+        result = BlockResult(
             name=block.name,
             module=block.module,
             count=block.count,
@@ -214,6 +222,7 @@ class Flow:
             misses=tuple(analysis.misses(self.period_ps, library.cells)),
             recipe=recipe.name,
         )
+        return result, netlist
 
     def _with_srams(self, netlist: Netlist) -> tuple[Netlist, Counter[SramMacro]]:
         """Return ``netlist`` with a kind of cell for every size of memory in it, and those memories."""

@@ -71,6 +71,10 @@ class Point:
     ge: float
     period_fo4: float
 
+    def ghz(self, node: Node) -> float:
+        """Clock rate at a node's typical corner."""
+        return 1000 / (self.period_fo4 * node.fo4_ps["typical"])
+
 
 def _dot_unit(accumulator: AccumulatorConfig, target: Target, recipe: str, period_ps: float, label: str) -> Point:
     verilog = cached_verilog(DOT_UNIT, accumulator, name="dot_unit")
@@ -186,7 +190,7 @@ def points_data(points: Sequence[Point], node: Node) -> list[dict[str, Any]]:
             "what": point.label,
             "ge_per_multiply_add": round(point.ge, 1),
             "period_fo4": round(point.period_fo4, 1),
-            "fmax_ghz": round(1000 / (point.period_fo4 * node.fo4_ps["typical"]), 3),
+            "fmax_ghz": round(point.ghz(node), 3),
         }
         for point in points
     ]
@@ -201,7 +205,7 @@ def points_text(points: Sequence[Point], node: Node, what: str = "dot unit") -> 
             f"{point.ge:.0f}",
             f"{point.ge * node.um2_per_ge:.0f}",
             f"{point.period_fo4:.1f}",
-            f"{1000 / (point.period_fo4 * node.fo4_ps['typical']):.2f}",
+            f"{point.ghz(node):.2f}",
         ]
         for point in points
     ]
@@ -212,7 +216,7 @@ def scatter_svg(points: Sequence[Point], node: Node, goal_ghz: float) -> str:
     """Return a plot of clock rate against area as an SVG image, with a line at the goal."""
     width, height, left, bottom, top, right = 640, 400, 70, 50, 30, 130
     x = [point.ge for point in points]
-    y = [1000 / (point.period_fo4 * node.fo4_ps["typical"]) for point in points]
+    y = [point.ghz(node) for point in points]
     x_low, x_high = 100 * (min(x) // 100), 100 * (max(x) // 100 + 1)
     y_low, y_high = 0.1 * (min([*y, goal_ghz]) // 0.1), 0.1 * (max([*y, goal_ghz]) // 0.1 + 1)
 

@@ -152,14 +152,16 @@ def run(args: argparse.Namespace) -> Result:
 
 def _check_spelling(args: argparse.Namespace) -> None:
     """Refuse names of recipes and units that are not known, as far as that is seen before the Verilog is emitted."""
-    from plora.synth.baseline import read_baseline, refuse_unknown_part
+    from plora.synth.baseline import read_baseline, refuse_slip
     from plora.synth.mapping import recipes
     from plora.synth.trade import LANE_PARTS
 
     recipes(args.recipe)
+    if args.update_baseline:
+        return  # units may be new
     committed = read_baseline()
     for name in [*args.unit, *(name for name in args.fpga if name not in LANE_PARTS)]:
-        refuse_unknown_part(name, committed)
+        refuse_slip(name, committed)
 
 
 def _check_names(args: argparse.Namespace, blocks: Sequence[Block]) -> None:

@@ -71,8 +71,8 @@ def test_the_units_of_a_device_are_listed(capsys: pytest.CaptureFixture[str]) ->
     ("flags", "message"),
     [
         (["--power", "--unit", "pe.dot"], "--power is of the whole device"),
-        (["--unit", "pe.dots"], "no unit 'pe.dots'; choose of "),
-        (["--fpga", "pe.dots"], "no unit 'pe.dots'; choose of "),
+        (["--unit", "pe.xyz"], "no unit 'pe.xyz'; choose of "),
+        (["--fpga", "pe.xyz"], "no unit 'pe.xyz'; choose of "),
         (["--fpga", "pe.operands"], "pe.operands has other blocks or memories in it; choose one"),
         (["--recipe", "best"], "unknown recipe 'best'; choose one of auto, area"),
         (["--node", "7nm"], "unknown node '7nm'; choose one of 45nm"),
@@ -121,7 +121,10 @@ def test_a_broken_liberty_file_is_refused_in_one_line(
     ("flags", "message"),
     [
         (["--fpga", "nope"], "no unit 'nope'; choose of "),
-        (["--unit", "dots"], "no unit 'dots'; choose of "),
+        (["--unit", "xyz"], "no unit 'xyz'; choose of "),
+        (["--unit", "pe.dots"], "no unit 'pe.dots'; did you mean pe.dot"),
+        (["--unit", "feder"], "no unit 'feder'; did you mean feeder"),
+        (["--fpga", "pe.drian"], "no unit 'pe.drian'; did you mean pe.drain"),
         (["--recipe", "best"], "unknown recipe 'best'; "),
         (["--preset", "huge"], "preset 'huge'; choose one of tiny"),
         (["--liberty", "/no/such.lib"], "cannot read liberty file /no/such.lib: "),
