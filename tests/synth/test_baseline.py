@@ -15,10 +15,6 @@ from plora.hw.defs.errors import UserError
 from plora.synth.baseline import PRESETS, new_baseline, read_baseline, regressions, write_baseline
 from plora.synth.flow import BlockResult, DesignResult
 
-MISSES_THE_CLOCK = {"pe.control": 0.975}
-"""Blocks of the PE array below 1 GHz, and from what GHz on that is as stated in `docs/silicon.md`: one register
-with a load of 32 drains, behind which the flow puts no buffers."""
-
 
 def block(name: str, ge: float, count: int = 1) -> BlockResult:
     return BlockResult(name, name, count, ge, 0, Counter(), Counter(), {}, (), "area")
@@ -96,8 +92,7 @@ def test_the_committed_figures_add_up_and_meet_the_goals() -> None:
     assert data["other_logic_over_pe"] < 1.3
     for name, entry in full["blocks"].items():
         if name.startswith("pe."):
-            assert entry["fmax_ghz"] is None or entry["fmax_ghz"] >= MISSES_THE_CLOCK.get(name, 1.0), name
-    assert all(full["blocks"][name]["fmax_ghz"] < 1.0 for name in MISSES_THE_CLOCK), "met by now: take it out"
+            assert entry["fmax_ghz"] is None or entry["fmax_ghz"] >= 1.0, name
     # Whole: what came last, the softmax unit, is in it too.
     for figures in data["presets"].values():
         assert {"sfu.control", "sfu.scale", "core.softmax"} <= set(figures["blocks"])
