@@ -73,6 +73,9 @@ products_layout = data.StructLayout(
 """Values of the GPU operand, stripes of it, words of the result, stripes of the device operand; of keys that are
 integers beats."""
 
+sums_layout = data.StructLayout({name: DIMENSION_BITS + 1 for name in ("taken", "tokens", "kept_columns")})
+"""Terms summed with this descriptor, the tokens that there are, and the columns kept with those of this descriptor."""
+
 
 class Decoder(wiring.Component):
     """Gives every descriptor the status of `plora.hw.defs.legality.check`, and work to the legal ones.
@@ -158,6 +161,14 @@ class Decoder(wiring.Component):
         with m.If(~fetched.first):
             m.d.comb += chain.eq(left)
 
+        # Sums that the checks compare, a cycle ahead of them: one after the other would take longer than a cycle.
+        after = Signal(sums_layout, reset_less=True)
+        m.d.sync += [
+            after.taken.eq(chain.acc_terms + d.device_columns),
+            after.tokens.eq(Mux(d.source == Source.PREVIOUS, chain.previous_columns, chain.kept_columns)),
+            after.kept_columns.eq(chain.kept_columns + d.device_rows),
+        ]
+
         # Banks of softmax terms: that of the newest, and that of this descriptor.
         newest, bank = Signal(BANK_BITS), Signal(BANK_BITS)
         softmax, previous = d.op == Op.SOFTMAX, d.source == Source.PREVIOUS
@@ -169,7 +180,7 @@ class Decoder(wiring.Component):
         status = Signal(STATUS_BITS, reset_less=True)
         verdict = Signal()
         m.d.comb += verdict.eq(fetched.verdict != Status.OK)
-        m.d.sync += faults.eq(self._faults(fetched, found, products, divider, chain, stated))
+        m.d.sync += faults.eq(self._faults(fetched, found, products, divider, chain, after, stated))
 
         with m.FSM():
             with m.State("GEOMETRY"):
@@ -265,6 +276,7 @@ class Decoder(wiring.Component):
         products: data.View,
         divider: SequentialDivider,
         chain: data.View,
+        after: data.View,
         stated: Value,
     ) -> Value:
         """One bit for every status code: `check`, with all its conditions side by side."""
@@ -289,10 +301,8 @@ class Decoder(wiring.Component):
         result_end = (products.result_words << word_log2) + RESULT_OFFSET
         scale_exponent = fetched.scale[FP32_FRACTION_BITS:]  # with the sign on top: beyond the largest if negative
 
-        taken = chain.acc_terms + k
         whole_words = chain.acc_terms[:WORD_VALUES_LOG2] == 0
-        tokens = Mux(from_previous, chain.previous_columns, chain.kept_columns)
-        tokens_there = whole_words & Mux(d.acc_out, taken <= tokens, taken == tokens)
+        tokens_there = whole_words & Mux(d.acc_out, after.taken <= after.tokens, after.taken == after.tokens)
         kept_alike = (
             (b == chain.kept_rows)
             & (d.transpose == chain.kept_softmax)
@@ -305,14 +315,14 @@ class Decoder(wiring.Component):
             & (g.split_log2 == chain.acc_split)
             & (d.transpose == chain.acc_transpose)
             & (from_previous == chain.acc_previous)
-            & (taken <= config.accumulator.max_terms)
+            & (after.taken <= config.accumulator.max_terms)
         )
         appends = (
             (chain.kept_columns != 0)
             & (chain.kept_columns[:WORD_VALUES_LOG2] == 0)
             & (chain.kept_rows == b)
             & (chain.kept_softmax == softmax)
-            & (chain.kept_columns + n <= g.kept_limit)
+            & (after.kept_columns <= g.kept_limit)
         )
         conditions: dict[Status, Value] = {
             Status.BAD_TYPE: d.type != Type.READ_COMPUTE,

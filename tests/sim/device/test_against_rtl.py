@@ -85,8 +85,10 @@ def test_a_recorded_host_finds_the_same_order_and_times(
         assert ours.cycle >= theirs.since - allowed, f"descriptor {theirs.number}"
         assert ours.since <= theirs.cycle + allowed, f"descriptor {theirs.number}"
         # Lines of the host meet those of the device on the same channel, or not, by a cycle more or less before: that
-        # makes up to 10 cycles here, whatever the latencies.
+        # moves up to 11 cycles of one descriptor here, whatever the latencies, and evens out over a few.
         assert ours.span_cycles == pytest.approx(theirs.span_cycles, rel=0.03, abs=12)
+    spans = [sum(c.span_cycles for c in run.completions) for run in (predicted, measured)]
+    assert spans[0] == pytest.approx(spans[1], rel=0.03, abs=8)
     assert predicted.call_cycles[-1] == pytest.approx(measured.call_cycles[-1], rel=0.01, abs=8)
 
 
