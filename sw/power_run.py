@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +17,11 @@ from plora.hw.cosim.device import RtlDevice
 from plora.hw.defs.config import NdpConfig
 from plora.sw.matrix import multiply, store_matrix
 from plora.sw.session import open_session
+from plora.synth.estimate import MeasuredRun
+from plora.synth.flow import DesignResult
+from plora.synth.hierarchy import Block
+from plora.synth.liberty import Library
+from plora.synth.power import busy_window, replay_run, sram_use
 
 LARGE_BYTES = 4096
 
@@ -65,3 +75,55 @@ def record(config: NdpConfig, workload: PowerWorkload, dump: Path, seed: int = 0
     expected = x.astype(np.float64) @ w.astype(np.float64).T
     error = np.abs(product.y.astype(np.float64) - expected).max()
     assert error < 1e-2 * np.abs(expected).max(), f"{workload.name} on the RTL is off by {error}"
+
+
+def measure(
+    config: NdpConfig,
+    blocks: Sequence[Block],
+    small: DesignResult,
+    library: Library,
+    tell: Callable[[str], None],
+    workload: PowerWorkload,
+) -> MeasuredRun:
+    """Run ``workload`` on the RTL of ``config`` and replay it on ``small``, the blocks mapped to ``library``.
+
+    Args:
+        config: size of the device.
+        blocks: of its Verilog.
+        small: their netlists.
+        library: what these are mapped to.
+        tell: called with a line of text now and then.
+        workload: the product.
+
+    Raises:
+        UserError: Verilator or a compiler is missing.
+    """
+    (operands,) = (block for block in blocks if block.name == "pe.operands")
+    with tempfile.TemporaryDirectory() as folder:
+        dump = Path(folder) / f"{workload.name}.vcd"
+        tell(f"running {workload.name} on the RTL")
+        record(config, workload, dump)
+        window = busy_window(dump, operands)
+        activities = replay_run(
+            dump, blocks, small.netlists, library, window.cycles, tell=lambda line: tell(f"{workload.name}, {line}")
+        )
+        uses = sram_use(dump, device_verilog(config), window.cycles)
+    return MeasuredRun(workload.name, workload.multiply_adds, window, activities, uses)
+
+
+def measure_all(
+    config: NdpConfig,
+    blocks: Sequence[Block],
+    small: DesignResult,
+    library: Library,
+    tell: Callable[[str], None],
+    jobs: int,
+) -> list[MeasuredRun]:
+    """`measure` for `GEMV` and `GEMM`, ``jobs`` at a time, each in a process of its own: a replay is a minute of work.
+
+    ``tell`` must be a function that another process can be given.
+    """
+    one = partial(measure, config, blocks, small, library, tell)
+    # Not forked: the mapping has left threads behind.
+    with ProcessPoolExecutor(min(jobs, 2), get_context("spawn")) as pool:
+        return list(pool.map(one, (GEMV, GEMM)))

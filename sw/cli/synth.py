@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 SUMMARY = "area, timing and power of the device's RTL, block by block, by an open flow"
 
 EXIT_REGRESSION = 1
+
+MEASURED_PRESET = "tiny"
+"""The device whose runs power is estimated from."""
 
 
 def configure(parser: CommandParser) -> None:
@@ -217,6 +221,10 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise UserError("--power is of the whole device, the shipped library and 45nm: leave out --unit and the like")
 
 
+def _say_since(start: float, line: str) -> None:
+    say(f"{time.perf_counter() - start:6.1f} s  {line}")
+
+
 @dataclass
 class _Report:
     """What the flags ask for, piece by piece: each adds to the object and to the text."""
@@ -233,7 +241,7 @@ class _Report:
     start: float = field(default_factory=time.perf_counter)
 
     def _tell(self, line: str) -> None:
-        say(f"{time.perf_counter() - self.start:6.1f} s  {line}")
+        _say_since(self.start, line)
 
     def _period_ps(self, target: Target) -> float:
         """The clock is asked for at the node; a library of another node gets the same number of FO4."""
@@ -259,7 +267,13 @@ class _Report:
         from plora.synth.baseline import tool_versions
         from plora.synth.report import design_data, design_text
 
-        self.result = self._synthesized(self.target, self.config)
+        small = preset(MEASURED_PRESET)
+        with ThreadPoolExecutor(1) as pool:
+            # Beside the large design, whose largest blocks leave processors idle at the end.
+            beside = self.args.power and self.config != small
+            measured = pool.submit(self._synthesized, self.target, small) if beside else None
+            self.result = self._synthesized(self.target, self.config)
+            self.measured = measured.result() if measured else self.result
         self.data |= {
             **design_data(self.result, self.target, self.at),
             "clock_mhz": self.args.clock_mhz,
@@ -308,31 +322,14 @@ class _Report:
             self.texts.append(power_text(verdicts))
 
     def _estimates(self) -> list[PowerEstimate]:
-        from plora.hw.build.verilog import device_verilog
-        from plora.sw.power_run import GEMM, GEMV, record
-        from plora.synth.estimate import MeasuredRun, estimate
+        from plora.sw.power_run import measure_all
+        from plora.synth.estimate import estimate
         from plora.synth.flow import design_blocks
-        from plora.synth.power import busy_window, replay_run, sram_use
 
-        config = preset("tiny")
-        small = self.result if self.config == config else self._synthesized(self.target, config)
-        blocks = design_blocks(config)
-        (operands,) = (block for block in blocks if block.name == "pe.operands")
-        estimates = []
-        with tempfile.TemporaryDirectory() as folder:
-            for workload in (GEMV, GEMM):
-                dump = Path(folder) / f"{workload.name}.vcd"
-                self._tell(f"running {workload.name} on the RTL")
-                record(config, workload, dump)
-                window = busy_window(dump, operands)
-                activities = replay_run(
-                    dump, blocks, small.netlists, self.target.library, window.cycles, tell=self._tell
-                )
-                uses = sram_use(dump, device_verilog(config), window.cycles)
-                run = MeasuredRun(workload.name, workload.multiply_adds, window, activities, uses)
-                estimates.append(estimate(run, small, self.result, self.at, self.args.clock_mhz))
-                dump.unlink()
-        return estimates
+        small = preset(MEASURED_PRESET)
+        tell = partial(_say_since, self.start)
+        runs = measure_all(small, design_blocks(small), self.measured, self.target.library, tell, self.args.jobs)
+        return [estimate(each, self.measured, self.result, self.at, self.args.clock_mhz) for each in runs]
 
     def trade(self) -> None:
         """Speed against area, area against exactness and against rows."""
@@ -371,10 +368,9 @@ class _Report:
                 chosen.append(lane_part(name, self.config.accumulator))
             else:
                 chosen += named_blocks(self.blocks, name)
-        timings = []
-        for block in chosen:
-            self._tell(f"{block.name} on an ECP5")
-            timings.append(place_and_route(block))
+        self._tell(f"on an ECP5: {', '.join(block.name for block in chosen)}")
+        with ThreadPoolExecutor(self.args.jobs) as pool:
+            timings = list(pool.map(place_and_route, chosen))
         self.data["fpga"] = [{"block": t.block, "fmax_mhz": round(t.fmax_mhz, 1), "cells": t.cells} for t in timings]
         self.texts.append(
             "\n".join(f"{t.block} on an ECP5-85: {t.fmax_mhz:.1f} MHz, {t.cells}" for t in timings) + "\n"
